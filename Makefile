@@ -1,0 +1,54 @@
+# From a clone to a trained model: `make mnist`. Everything is installed into .venv, nothing outside this folder.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WITH_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
+# Further arguments for the program behind a target: make mnist ARGS="--epochs 1", make test ARGS="-k views"
+ARGS ?=
+
+# Stamps: an installation is repeated only when pyproject.toml has changed since.
+RUNTIME := $(VENV)/.installed-runtime
+DEV := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help mnist test check format setup clean distclean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+mnist: $(RUNTIME)  ## install, then train the MNIST recipe
+	$(BIN)/python recipes/mnist.py $(ARGS)
+
+test: $(DEV)  ## install with the development tools, then run the tests
+	$(WITH_VENV) scripts/test $(ARGS)
+
+check: $(DEV)  ## all that CI runs: format, lint, types, house rules, tests
+	$(WITH_VENV) scripts/check $(ARGS)
+
+format: $(DEV)  ## format the code and apply the linter's safe fixes
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+setup: $(DEV)  ## install with the development tools, run nothing
+
+clean:  ## remove caches and build outputs
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean  ## clean, and remove .venv too
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "xlatrainer needs Python 3.11 or newer; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another interpreter: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -e .
+	@touch $@
+
+$(DEV): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -e '.[dev]'
+	@touch $(RUNTIME) $@

@@ -1,0 +1,145 @@
+"""What holds for every test: it starts from the same seeds and leaves the process as it found it."""
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+SEED = 0
+GRACE_SECONDS = 2.0  # for threads and processes that are ending on their own
+
+# Variables that the test runner itself rewrites around each test.
+RUNNER_VARIABLES = {"PYTEST_CURRENT_TEST"}
+
+# Threads that live as long as the process by design, by the start of their name.
+LASTING_THREADS = {
+    "Dummy-": "Python's name for a native thread that ran Python code once, as autograd's backward threads do",
+    "fsspecIO": "fsspec's one event loop, started by the first remote file system",
+}
+# tqdm's monitor carries no name of its own; its class does.
+LASTING_THREAD_TYPES = {"TMonitor": "tqdm's monitor, one a process, started by the first progress bar"}
+
+# Child processes that live as long as the process by design, by a part of their command line.
+LASTING_CHILDREN = {
+    "multiprocessing.resource_tracker": "started by multiprocessing with the first shared object",
+    "multiprocessing.forkserver": "started by multiprocessing with the first forkserver process",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the suite on the CPU unless the GPU tests were asked for, and one thread to a test worker."""
+    if not _wants_gpu(config):
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _wants_gpu(config):
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU; run `pytest -m gpu`"))
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Every test sees the same random numbers, whatever ran before it."""
+    random.seed(SEED)
+    np.random.seed(SEED)
+    torch.manual_seed(SEED)
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_environment() -> Iterator[None]:
+    before = _environment()
+    yield
+    after = _environment()
+    if after == before:
+        return
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    for name in changed:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    pytest.fail(f"environment variables left changed: {', '.join(changed)} (set them with monkeypatch.setenv)")
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_torch_settings() -> Iterator[None]:
+    before = _torch_settings()
+    yield
+    after = _torch_settings()
+    assert after == before, "torch's global settings left changed"
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_threads() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    leaked = _after_grace(lambda: [t for t in threading.enumerate() if t not in before and not _is_lasting(t)])
+    assert not leaked, f"threads left running: {leaked}"
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_children() -> Iterator[None]:
+    before = _children().keys()
+    yield
+    leaked = _after_grace(lambda: [f"{pid}: {line}" for pid, line in _children().items() if pid not in before])
+    assert not leaked, f"child processes left running: {leaked}"
+
+
+def _wants_gpu(config: pytest.Config) -> bool:
+    expression = config.getoption("markexpr")
+    return "gpu" in expression and "not gpu" not in expression
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in RUNNER_VARIABLES}
+
+
+def _torch_settings() -> dict[str, object]:
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "grad mode": torch.is_grad_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _is_lasting(thread: threading.Thread) -> bool:
+    return type(thread).__name__ in LASTING_THREAD_TYPES or thread.name.startswith(tuple(LASTING_THREADS))
+
+
+def _children() -> dict[int, str]:
+    """Command lines of this process's living children by pid."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return {}  # none at all: the usual case, and the only cheap question
+    children: dict[int, str] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended meanwhile
+        # A process that has ended but was not waited for has no command line.
+        if parent == os.getpid() and line and not any(part in line for part in LASTING_CHILDREN):
+            children[int(folder.name)] = line
+    return children
+
+
+def _after_grace(leaked: Callable[[], list[object]]) -> list[object]:
+    """What `leaked` still returns once things that were ending had their time to end."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    while (found := leaked()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
