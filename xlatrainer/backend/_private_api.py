@@ -1,0 +1,102 @@
+"""The only file that touches private parts of torch and jax; each with its reason and where it was seen to work.
+
+Seen with torch 2.11 to 2.14 and jax 0.10. Everything above calls these names.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+
+__all__ = [
+    "BACKEND_KEY",
+    "alias_as_strided",
+    "all_overloads",
+    "call_meta_kernel",
+    "create_tensor",
+    "has_kernel",
+    "register_backend",
+]
+
+BACKEND_KEY = "PrivateUse1"
+
+# A plain `torch.Tensor` on the renamed PrivateUse1 device, contiguous, with an empty storage of its own:
+# there is no public way to make one without a C++ extension (torch 2.11+).
+create_tensor: Callable[[Sequence[int], torch.dtype], torch.Tensor] = torch._C._acc.create_empty_tensor
+
+# `kernel(self, size, stride, offset)`: a new tensor over the storage of `self`. The Meta kernel of as_strided only
+# writes sizes and strides and, unlike the CPU's, does not compare them with the size of the storage, which is empty here.
+_as_strided = torch.ops.aten.as_strided.default
+_META = DispatchKey.Meta
+
+
+def alias_as_strided(
+    tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int
+) -> torch.Tensor:
+    """A tensor that shares the storage of `tensor`, with the given geometry (in elements)."""
+    return _as_strided._op_dk(_META, tensor, size, stride, offset)
+
+
+def call_meta_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run the Meta kernel of `overload` on device tensors: for operators that only change sizes and strides."""
+    return overload._op_dk(_META, *args, **kwargs)
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    def is_available(self) -> bool:
+        return True
+
+    def has_primary_context(self, dev_id: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+class _DeviceGuard(torch._C._acc.DeviceGuard):
+    def type_(self) -> Any:
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+# torch keeps pointers to these two; they must never be collected.
+_KEPT: list[Any] = []
+
+
+def _is_xla(tensor: torch.Tensor) -> bool:
+    """True if the tensor is on the `xla` device."""
+    return tensor.device.type == "xla"
+
+
+def register_backend(name: str, module: Any) -> None:
+    """Rename PrivateUse1 to `name` and register the device module, the hooks and the device guard with torch.
+
+    `torch.utils.generate_methods_for_privateuse1_backend` cannot be used: it refuses the name, since
+    `torch.Tensor.is_xla` exists. The existing property asks for torch's built-in XLA key and is made to answer for ours.
+    """
+    hooks, guard = _Hooks(), _DeviceGuard()
+    _KEPT.extend((hooks, guard))
+    torch.utils.rename_privateuse1_backend(name)
+    torch._register_device_module(name, module)
+    torch._C._acc.register_python_privateuseone_hook(hooks)
+    torch._C._acc.register_python_privateuseone_device_guard(guard)
+    torch.Tensor.is_xla = property(_is_xla)  # type: ignore[assignment,method-assign]
+
+
+def all_overloads() -> list[Any]:
+    """Every overload of the `aten` namespace that this torch has, as `OpOverload` objects."""
+    overloads = []
+    for qualified in sorted(torch._C._dispatch_get_all_op_names()):
+        if not qualified.startswith("aten::"):
+            continue
+        name, _, overload = qualified[len("aten::") :].partition(".")
+        packet = getattr(torch.ops.aten, name, None)
+        found = getattr(packet, overload or "default", None) if packet is not None else None
+        if found is not None:
+            overloads.append(found)
+    return overloads
+
+
+def has_kernel(overload: Any, key: str) -> bool:
+    """True if `overload` has a kernel registered for exactly this dispatch key (alias keys count as themselves)."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key)

@@ -1,0 +1,85 @@
+"""Operators without a lowering run on the CPU: right, counted as `aten::<name>`, and warned about once each.
+
+The tensors are fetched, the operator runs on copies, and the results are put back; what the operator writes is written
+back through the tensor's view. May import: tensor, executor, runtime, counters, schema, source, config.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from xlatrainer import config
+from xlatrainer.backend import counters
+from xlatrainer.backend.schema import signature
+from xlatrainer.backend.source import user_line
+from xlatrainer.backend.state import state
+from xlatrainer.backend.tensor import assign, from_host, new_tensor
+from xlatrainer.backend.transfer import read_to_host
+
+__all__ = ["run_on_cpu"]
+
+_warned: set[str] = set()
+
+
+def _announce(name: str) -> None:
+    counters.add(name)
+    if config.get("fallback") == "error":
+        raise NotImplementedError(
+            f"{name} has no lowering for xla, and XLATRAINER_FALLBACK=error forbids to run it on the CPU; called at "
+            f"{user_line()}. See CONTRIBUTING.md, 'Add an operator'"
+        )
+    if name not in _warned:
+        _warned.add(name)
+        warnings.warn(
+            f"{name} has no lowering for xla: it runs on the CPU, which ends the trace and copies its tensors each time "
+            f"(first called at {user_line()}; said once for each operator)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def run_on_cpu(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `overload` on CPU copies of its `xla` tensors; results and what it writes go back to the device."""
+    name = overload.name().split(".")[0]
+    with state.lock:
+        _announce(name)
+        copies: dict[int, torch.Tensor] = {}
+        originals: dict[int, torch.Tensor] = {}
+
+        def to_cpu(item: Any) -> Any:
+            if isinstance(item, torch.device) and item.type == "xla":
+                return torch.device("cpu")
+            if not isinstance(item, torch.Tensor) or item.device.type != "xla":
+                return item
+            if id(item) not in copies:
+                copies[id(item)] = read_to_host([item])[0]
+                originals[id(item)] = item
+            return copies[id(item)]
+
+        cpu_args, cpu_kwargs = tree_map(to_cpu, (args, kwargs))
+        result = overload(*cpu_args, **cpu_kwargs)
+        _write_back(overload, args, kwargs, copies)
+        back = {id(copy): originals[key] for key, copy in copies.items()}
+
+        def to_xla(item: Any) -> Any:
+            if not isinstance(item, torch.Tensor) or item.device.type != "cpu":
+                return item
+            return back[id(item)] if id(item) in back else new_tensor(from_host(item))
+
+        return tree_map(to_xla, result)
+
+
+def _write_back(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], copies: dict[int, torch.Tensor]) -> None:
+    names = [argument.name for argument in overload._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    for name in signature(overload).written:
+        written = given.get(name)
+        for tensor in written if isinstance(written, list | tuple) else [written]:
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            copy = copies[id(tensor)]
+            if copy.shape != tensor.shape:
+                torch.ops.aten.resize_(tensor, list(copy.shape))
+            assign(tensor, from_host(copy))

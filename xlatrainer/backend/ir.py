@@ -1,0 +1,229 @@
+"""What is recorded: plain data, hashing and a text form. Knows nothing of tensors, lowerings or programs.
+
+A **Trace** is the list of operators recorded since the last sync. Each entry is a **Node**: an `Operation` and the slots
+of its operands. A slot is the number of a value within the trace: leaves (**DeviceData**, numbered at first use) and
+node outputs count together. Python numbers that may change are not part of a node: they are appended to the trace's
+`floats` and `ints`, which the program takes as inputs.
+
+Nodes are shared between traces: they form a tree in which every trace is a path from the root. Recording an operator that
+was recorded at this place before is one dictionary look-up, the node where a trace ends is the identity of what was
+recorded (no hash of the whole), and the user's line is looked up only where a trace leaves all the known paths.
+
+May import: nothing of ours but errors.
+"""
+
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["DeviceData", "Node", "Operation", "Spec", "Trace", "Value", "device_data", "make_spec"]
+
+
+class Spec:
+    """Shape and dtype of a value. Interned by `make_spec`: equal specs are the same object."""
+
+    __slots__ = ("dtype", "leaf", "numel", "shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.numel = math.prod(shape)
+        self.leaf: Operation | None = None
+
+    def __repr__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{name}[{','.join(map(str, self.shape))}]"
+
+
+_specs: dict[tuple[tuple[int, ...], torch.dtype], Spec] = {}
+
+
+def make_spec(shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
+    """The one `Spec` of this shape and dtype."""
+    key = (shape, dtype)
+    found = _specs.get(key)
+    if found is None:
+        found = _specs[key] = Spec(tuple(int(size) for size in shape), dtype)
+    return found
+
+
+class Value:
+    """One output of one node, or data on the device: immutable once computed.
+
+    `buffer` is the array on the device, None while the value is pending. `slot` is its number within `trace`, which is
+    the trace that used it last (a weak link would cost more than it saves: traces are small once they have run).
+    """
+
+    __slots__ = ("__weakref__", "buffer", "slot", "spec", "trace")
+
+    def __init__(self, spec: Spec, buffer: Any = None, trace: Any = None, slot: int = -1) -> None:
+        self.spec = spec
+        self.buffer = buffer
+        self.trace = trace
+        self.slot = slot
+
+
+class Operation:
+    """An ATen operator with everything static about one call of it: shared by all nodes that agree in that.
+
+    Args:
+        name: the operator, as torch writes it (`aten::add.Tensor`).
+        lower: operands, lifted numbers and random key to JAX arrays, one for each of `outputs`; None for a leaf.
+        outputs: specs of the results, in order; results that are None are left out.
+        num_floats: Python floats that a call appends to the trace's floats.
+        num_ints: the same for ints.
+        random: true if the operator draws random numbers.
+        detail: the static arguments, for people.
+    """
+
+    __slots__ = ("detail", "lower", "name", "num_floats", "num_ints", "outputs", "random")
+
+    def __init__(
+        self,
+        name: str,
+        lower: Callable[..., tuple[Any, ...]] | None,
+        outputs: tuple[Spec, ...],
+        *,
+        num_floats: int = 0,
+        num_ints: int = 0,
+        random: bool = False,
+        detail: str = "",
+    ) -> None:
+        self.name = name
+        self.lower = lower
+        self.outputs = outputs
+        self.num_floats = num_floats
+        self.num_ints = num_ints
+        self.random = random
+        self.detail = detail
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.detail})" if self.detail else self.name
+
+
+def device_data(spec: Spec) -> Operation:
+    """The operation of a leaf of this spec."""
+    if spec.leaf is None:
+        spec.leaf = Operation("xla::device_data", None, (spec,))
+    return spec.leaf
+
+
+class DeviceData(NamedTuple):
+    """A leaf of a trace. The buffer is captured when it is recorded: its value may be overwritten before the sync.
+
+    `value` is weak: when nothing but the trace needs the old value any more, its buffer can be donated.
+    """
+
+    value: "weakref.ref[Value]"
+    buffer: Any
+
+
+class Node:
+    """One operation at its place in the tree of all traces; see the module's text."""
+
+    __slots__ = ("children", "line", "num_slots", "operands", "operation", "parent", "programs")
+
+    def __init__(
+        self, parent: "Node | None", operation: Operation, operands: tuple[int, ...], num_slots: int, line: str
+    ) -> None:
+        self.parent = parent
+        self.operation = operation
+        self.operands = operands
+        self.num_slots = num_slots  # of the trace, up to and with this node
+        self.line = line
+        self.children: dict[tuple[Any, ...], Node] = {}
+        self.programs: list[Any] = []  # compiled programs of the traces that ended here
+
+    def path(self) -> list["Node"]:
+        """The nodes from the first recorded to this one."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+    def text(self) -> Iterator[str]:
+        """One line a node: `%3 = aten::add.Tensor(%0, %1) : float32[2,2]  # file.py:10`."""
+        for node in self.path():
+            first = node.num_slots - len(node.operation.outputs)
+            names = ", ".join(f"%{first + i}" for i in range(len(node.operation.outputs)))
+            operands = ", ".join(f"%{slot}" for slot in node.operands)
+            detail = f" {{{node.operation.detail}}}" if node.operation.detail else ""
+            results = ", ".join(map(repr, node.operation.outputs))
+            yield f"{names} = {node.operation.name}({operands}){detail} : {results}  # {node.line}"
+
+
+ROOT_OPERATION = Operation("xla::root", None, ())
+
+
+def make_root() -> Node:
+    """The start of an empty tree."""
+    return Node(None, ROOT_OPERATION, (), 0, "")
+
+
+class Trace:
+    """What has been recorded since the last sync, at `node` of the tree."""
+
+    __slots__ = (
+        "extend",
+        "floats",
+        "ints",
+        "leaves",
+        "node",
+        "num_nodes",
+        "num_slots",
+        "pending",
+        "random_draws",
+        "views",
+    )
+
+    def __init__(self, root: Node, extend: Callable[[Node, Operation, tuple[Any, ...], int], Node]) -> None:
+        self.node = root
+        self.extend = extend  # makes a node where the trace leaves the known paths
+        self.num_slots = 0
+        self.num_nodes = 0
+        self.leaves: list[DeviceData] = []
+        self.floats: list[float] = []
+        self.ints: list[int] = []
+        self.pending: list[weakref.ref[Value]] = []
+        self.random_draws = 0
+        self.views: dict[Any, Value] = {}  # (root value, geometry) -> the value read through it
+
+    def slot_of(self, value: Value) -> int:
+        """The slot of a value, which becomes a leaf if this trace has not met it yet."""
+        if value.trace is self:
+            return value.slot
+        if value.buffer is None:
+            raise RuntimeError("internal error: a pending value of an earlier trace was never computed")
+        slot = self.num_slots
+        token = (device_data(value.spec),)
+        child = self.node.children.get(token)
+        self.num_slots = slot + 1
+        self.node = child if child is not None else self.extend(self.node, token[0], token, slot + 1)
+        self.leaves.append(DeviceData(weakref.ref(value), value.buffer))
+        value.trace = self
+        value.slot = slot
+        return slot
+
+    def append(self, token: tuple[Any, ...]) -> tuple[Value, ...]:
+        """Record `(operation, operand slots...)`; returns one pending value for each output."""
+        operation: Operation = token[0]
+        child = self.node.children.get(token)
+        slot = self.num_slots
+        values = []
+        for spec in operation.outputs:
+            value = Value(spec, None, self, slot)
+            self.pending.append(weakref.ref(value))
+            values.append(value)
+            slot += 1
+        self.num_slots = slot
+        self.num_nodes += 1
+        if operation.random:
+            self.random_draws += 1
+        self.node = child if child is not None else self.extend(self.node, operation, token, slot)
+        return tuple(values)

@@ -1,0 +1,35 @@
+"""ATen operators as JAX functions, one module a family. Importing this package registers them all; nothing else is here."""
+
+from xlatrainer.backend.lowerings import (
+    comparison,
+    convolution,
+    creation,
+    embedding,
+    foreach,
+    indexing,
+    linalg,
+    loss,
+    normalization,
+    pointwise,
+    pooling,
+    random,
+    reduction,
+    shape,
+)
+
+__all__ = [
+    "comparison",
+    "convolution",
+    "creation",
+    "embedding",
+    "foreach",
+    "indexing",
+    "linalg",
+    "loss",
+    "normalization",
+    "pointwise",
+    "pooling",
+    "random",
+    "reduction",
+    "shape",
+]

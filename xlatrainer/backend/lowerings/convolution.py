@@ -1,0 +1,152 @@
+"""Convolutions of 1 to 3 spatial dims, with groups, dilation and transposition, and their gradients."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from xlatrainer.backend.lowerings.registry import lowering
+
+
+class _Geometry(NamedTuple):
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+def _per_dim(values, rank):
+    return tuple(values) * rank if len(values) == 1 else tuple(values)
+
+
+def _numbers(rank):
+    """Dimension numbers in torch's own order: batch, channels, spatial."""
+    spatial = "DHW"[3 - rank :]
+    return ("NC" + spatial, "OI" + spatial, "NC" + spatial)
+
+
+def _convolve(input, weight, stride, padding, *, input_dilation=None, dilation=None, groups=1):
+    """`padding` holds a pair for each spatial dim; half types are accumulated in float32."""
+    return lax.conv_general_dilated(
+        input,
+        weight,
+        stride,
+        padding,
+        lhs_dilation=input_dilation,
+        rhs_dilation=dilation,
+        dimension_numbers=_numbers(len(stride)),
+        feature_group_count=groups,
+        preferred_element_type=input.dtype,
+    )
+
+
+def _flipped(weight, groups):
+    """The kernel of the transposed convolution: spatially reversed, input and output channels exchanged per group."""
+    out_channels, in_per_group, *kernel = weight.shape
+    weight = weight.reshape(groups, out_channels // groups, in_per_group, *kernel).swapaxes(1, 2)
+    weight = weight.reshape(groups * in_per_group, out_channels // groups, *kernel)
+    return jnp.flip(weight, tuple(range(2, weight.ndim)))
+
+
+def _transposed(input, weight, geometry, spatial):
+    """The convolution whose forward would take `spatial` sizes to those of `input`: gradient and transposed form alike."""
+    stride, padding, dilation, groups = geometry
+    pads = []
+    for size, length, kernel, step, pad, gap in zip(
+        spatial, input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+    ):
+        reach = gap * (kernel - 1)
+        low = reach - pad
+        pads.append((low, size + reach - low - ((length - 1) * step + 1)))
+    ones = (1,) * len(stride)
+    return _convolve(input, _flipped(weight, groups), ones, pads, input_dilation=stride, dilation=dilation, groups=groups)
+
+
+def _forward(input, weight, geometry):
+    stride, padding, dilation, groups = geometry
+    return _convolve(input, weight, stride, [(p, p) for p in padding], dilation=dilation, groups=groups)
+
+
+def _weight_gradient(input, grad_output, geometry, kernel):
+    """Correlates the input with the output's gradient: channels act as the batch, the batch is summed over."""
+    stride, padding, dilation, groups = geometry
+    rank = len(stride)
+    pads = []
+    for size, length, taps, step, pad, gap in zip(
+        input.shape[2:], grad_output.shape[2:], kernel, stride, padding, dilation, strict=True
+    ):
+        needed = gap * (taps - 1) + step * (length - 1) + 1
+        pads.append((pad, needed - size - pad))
+    numbers = ("CN" + "DHW"[3 - rank :], "IO" + "DHW"[3 - rank :], "CN" + "DHW"[3 - rank :])
+    result = lax.conv_general_dilated(
+        input,
+        grad_output,
+        dilation,
+        pads,
+        rhs_dilation=stride,
+        dimension_numbers=numbers,
+        batch_group_count=groups,
+        preferred_element_type=input.dtype,
+    )
+    return result
+
+
+def _output_size(input, weight, geometry, output_padding):
+    return [
+        (length - 1) * step - 2 * pad + gap * (kernel - 1) + extra + 1
+        for length, kernel, step, pad, gap, extra in zip(
+            input.shape[2:],
+            weight.shape[2:],
+            geometry.stride,
+            geometry.padding,
+            geometry.dilation,
+            output_padding,
+            strict=True,
+        )
+    ]
+
+
+@lowering("convolution", "convolution_overrideable")
+def convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+    rank = weight.ndim - 2
+    unbatched = input.ndim == rank + 1
+    if unbatched:
+        input = input[None]
+    geometry = _Geometry(_per_dim(stride, rank), _per_dim(padding, rank), _per_dim(dilation, rank), groups)
+    if transposed:
+        spatial = _output_size(input, weight, geometry, _per_dim(output_padding, rank))
+        out = _transposed(input, weight, geometry, spatial)
+    else:
+        out = _forward(input, weight, geometry)
+    if bias is not None:
+        out = out + bias.reshape((1, -1) + (1,) * rank)
+    return out[0] if unbatched else out
+
+
+@lowering("convolution_backward")
+def convolution_backward(
+    grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
+):
+    rank = weight.ndim - 2
+    geometry = _Geometry(_per_dim(stride, rank), _per_dim(padding, rank), _per_dim(dilation, rank), groups)
+    grad_input = grad_weight = grad_bias = None
+    if output_mask[0]:
+        if transposed:
+            grad_input = _forward(grad_output, weight, geometry)
+        else:
+            grad_input = _transposed(grad_output, weight, geometry, input.shape[2:])
+    if output_mask[1]:
+        large, small = (grad_output, input) if transposed else (input, grad_output)
+        grad_weight = _weight_gradient(large, small, geometry, weight.shape[2:])
+    if output_mask[2]:
+        grad_bias = jnp.sum(grad_output, (0, *range(2, grad_output.ndim)))
+    return grad_input, grad_weight, grad_bias
+
+
+@lowering("convolution_backward_overrideable")
+def convolution_backward_overrideable(
+    grad_output, input, weight, stride, padding, dilation, transposed, output_padding, groups, output_mask
+):
+    return convolution_backward(
+        grad_output, input, weight, None, stride, padding, dilation, transposed, output_padding, groups, output_mask
+    )

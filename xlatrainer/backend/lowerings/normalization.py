@@ -1,0 +1,155 @@
+"""Batch, layer, group and RMS normalization, forward and backward. Statistics of half types are float32."""
+
+import jax.numpy as jnp
+from jax import lax
+
+from xlatrainer.backend.lowerings.registry import lowering
+
+
+def _acc(array):
+    """The dtype that statistics are kept in."""
+    return jnp.float32 if array.dtype in (jnp.float16, jnp.bfloat16) else array.dtype
+
+
+def _per_channel(vector, ndim):
+    return vector.reshape((1, -1) + (1,) * (ndim - 2))
+
+
+def _channel_axes(array):
+    return tuple(axis for axis in range(array.ndim) if axis != 1)
+
+
+def _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps):
+    """Output, mean, 1/std, and the new running statistics."""
+    acc = _acc(input)
+    x = input.astype(acc)
+    axes = _channel_axes(input)
+    if training:
+        count = input.size // max(input.shape[1], 1)
+        mean = jnp.mean(x, axes)
+        centered = x - _per_channel(mean, x.ndim)
+        var = jnp.mean(jnp.square(centered), axes)
+        invstd = lax.rsqrt(var + eps.astype(acc))
+        if running_mean is not None:
+            unbiased = var * (count / max(count - 1, 1))
+            running_mean = _moved(running_mean, mean, momentum)
+            running_var = _moved(running_var, unbiased, momentum)
+        saved = mean, invstd
+    else:
+        mean, var = running_mean.astype(acc), running_var.astype(acc)
+        invstd = lax.rsqrt(var + eps.astype(acc))
+        centered = x - _per_channel(mean, x.ndim)
+        saved = jnp.zeros((0,), acc), jnp.zeros((0,), acc)
+    scale = invstd if weight is None else invstd * weight.astype(acc)
+    out = centered * _per_channel(scale, x.ndim)
+    if bias is not None:
+        out = out + _per_channel(bias.astype(acc), x.ndim)
+    return out.astype(input.dtype), saved, running_mean, running_var
+
+
+def _moved(running, new, momentum):
+    momentum = momentum.astype(running.dtype)
+    return running * (1 - momentum) + new.astype(running.dtype) * momentum
+
+
+@lowering("native_batch_norm", mutates=("running_mean", "running_var"))
+def native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps):
+    out, saved, new_mean, new_var = _batch_norm(
+        input, weight, bias, running_mean, running_var, training, jnp.asarray(momentum), jnp.asarray(eps)
+    )
+    return (out, *saved, new_mean, new_var)
+
+
+@lowering("native_batch_norm_backward")
+def native_batch_norm_backward(
+    grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
+):
+    acc = _acc(input)
+    axes = _channel_axes(input)
+    grad, x = grad_out.astype(acc), input.astype(acc)
+    mean, invstd = save_mean, save_invstd
+    if not train:
+        mean, invstd = running_mean.astype(acc), lax.rsqrt(running_var.astype(acc) + eps.astype(acc))
+    normalized = (x - _per_channel(mean, x.ndim)) * _per_channel(invstd, x.ndim)
+    grad_bias = jnp.sum(grad, axes)
+    grad_weight = jnp.sum(grad * normalized, axes)
+    scale = invstd if weight is None else invstd * weight.astype(acc)
+    if train:
+        count = input.size // max(input.shape[1], 1)
+        mean_grad = _per_channel(grad_bias / count, x.ndim)
+        grad = grad - mean_grad - normalized * _per_channel(grad_weight / count, x.ndim)
+    grad_input = grad * _per_channel(scale, x.ndim)
+    kind = input.dtype if weight is None else weight.dtype
+    results = (grad_input.astype(input.dtype), grad_weight.astype(kind), grad_bias.astype(kind))
+    return tuple(result if wanted else None for result, wanted in zip(results, output_mask, strict=True))
+
+
+@lowering("native_layer_norm")
+def native_layer_norm(input, normalized_shape, weight, bias, eps):
+    acc = _acc(input)
+    x = input.astype(acc)
+    axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
+    mean = jnp.mean(x, axes, keepdims=True)
+    rstd = lax.rsqrt(jnp.mean(jnp.square(x - mean), axes, keepdims=True) + eps.astype(acc))
+    out = (x - mean) * rstd
+    if weight is not None:
+        out = out * weight.astype(acc)
+    if bias is not None:
+        out = out + bias.astype(acc)
+    return out.astype(input.dtype), mean, rstd
+
+
+@lowering("native_layer_norm_backward")
+def native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask):
+    acc = _acc(input)
+    grad, x = grad_out.astype(acc), input.astype(acc)
+    first = input.ndim - len(normalized_shape)
+    inner = tuple(range(first, input.ndim))
+    outer = tuple(range(first))
+    normalized = (x - mean) * rstd
+    scaled = grad if weight is None else grad * weight.astype(acc)
+    projection = jnp.mean(scaled * normalized, inner, keepdims=True)
+    grad_input = (scaled - jnp.mean(scaled, inner, keepdims=True) - normalized * projection) * rstd
+    grad_weight = jnp.sum(grad * normalized, outer).astype(input.dtype if weight is None else weight.dtype)
+    grad_bias = jnp.sum(grad, outer).astype(input.dtype if bias is None else bias.dtype)
+    results = (
+        grad_input.astype(input.dtype) if output_mask[0] else None,
+        grad_weight if output_mask[1] and weight is not None else None,
+        grad_bias if output_mask[2] and bias is not None else None,
+    )
+    return results
+
+
+def _grouped(array, N, group):
+    return array.reshape(N, group, -1)
+
+
+@lowering("native_group_norm")
+def native_group_norm(input, weight, bias, N, C, HxW, group, eps):
+    acc = _acc(input)
+    x = _grouped(input.astype(acc), N, group)
+    mean = jnp.mean(x, 2)
+    rstd = lax.rsqrt(jnp.mean(jnp.square(x - mean[..., None]), 2) + eps.astype(acc))
+    out = ((x - mean[..., None]) * rstd[..., None]).reshape(N, C, HxW)
+    if weight is not None:
+        out = out * weight.astype(acc)[:, None]
+    if bias is not None:
+        out = out + bias.astype(acc)[:, None]
+    return out.reshape(input.shape).astype(input.dtype), mean.astype(input.dtype), rstd.astype(input.dtype)
+
+
+@lowering("native_group_norm_backward")
+def native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask):
+    acc = _acc(input)
+    grad = grad_out.astype(acc).reshape(N, C, HxW)
+    normalized = (_grouped(input.astype(acc), N, group) - mean.astype(acc)[..., None]) * rstd.astype(acc)[..., None]
+    normalized = normalized.reshape(N, C, HxW)
+    scaled = grad if weight is None else grad * weight.astype(acc)[:, None]
+    scaled, inner = _grouped(scaled, N, group), _grouped(normalized, N, group)
+    projection = jnp.mean(scaled * inner, 2, keepdims=True)
+    grad_input = (scaled - jnp.mean(scaled, 2, keepdims=True) - inner * projection) * rstd.astype(acc)[..., None]
+    return (
+        grad_input.reshape(input.shape).astype(input.dtype) if output_mask[0] else None,
+        jnp.sum(grad * normalized, (0, 2)).astype(input.dtype) if output_mask[1] else None,
+        jnp.sum(grad, (0, 2)).astype(input.dtype) if output_mask[2] else None,
+    )

@@ -1,0 +1,235 @@
+"""Max and average pooling of 1 to 3 spatial dims, adaptive pooling, and their gradients.
+
+A window is taken as one strided slice for each of its positions, which XLA fuses into a single pass; gradients spread the
+output over the same slices. `reduce_window` and its gradient `select_and_scatter` are many times slower on the CPU.
+"""
+
+import itertools
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xlatrainer.backend.lowerings.registry import lowering
+
+
+class _Windows(NamedTuple):
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    output: tuple[int, ...]
+
+    def offsets(self):
+        return itertools.product(*map(range, self.kernel))
+
+
+def _per_dim(values, rank):
+    values = tuple(values)
+    return values * rank if len(values) == 1 else values
+
+
+def _output_length(size, kernel, stride, padding, dilation, ceil_mode):
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    length = (-(-span // stride) if ceil_mode else span // stride) + 1
+    if ceil_mode and (length - 1) * stride >= size + padding:
+        length -= 1  # no window may start in the padding on the right
+    return length
+
+
+def _windows(spatial, kernel_size, stride, padding, dilation, ceil_mode):
+    rank = len(spatial)
+    kernel = _per_dim(kernel_size, rank)
+    step = _per_dim(stride, rank) if stride else kernel
+    pad, gap = _per_dim(padding, rank), _per_dim(dilation, rank)
+    output = tuple(
+        _output_length(*args, ceil_mode) for args in zip(spatial, kernel, step, pad, gap, strict=True)
+    )
+    return _Windows(kernel, step, pad, gap, output)
+
+
+def _padded(array, windows, value):
+    """The input padded so that every window lies inside; leading dims are left alone."""
+    rank = len(windows.kernel)
+    pads = [(0, 0, 0)] * (array.ndim - rank)
+    for size, kernel, step, pad, gap, length in zip(array.shape[-rank:], *windows, strict=True):
+        needed = (length - 1) * step + gap * (kernel - 1) + 1
+        pads.append((pad, max(needed - size - pad, 0), 0))
+    return lax.pad(array, jnp.asarray(value, array.dtype), pads)
+
+
+def _at(padded, windows, offset):
+    """The element at `offset` of every window, in the shape of the output."""
+    lead = padded.ndim - len(offset)
+    starts = [0] * lead + [o * gap for o, gap in zip(offset, windows.dilation, strict=True)]
+    limits = list(padded.shape[:lead])
+    for start, step, length in zip(starts[lead:], windows.stride, windows.output, strict=True):
+        limits.append(start + (length - 1) * step + 1)
+    return lax.slice(padded, starts, limits, [1] * lead + list(windows.stride))
+
+
+def _spread(values, windows, offset, spatial):
+    """The transpose of `_at`: values at their places in an input of `spatial` sizes, zeros elsewhere."""
+    rank = len(offset)
+    config = [(0, 0, 0)] * (values.ndim - rank)
+    for size, o, gap, step, pad, length in zip(
+        spatial, offset, windows.dilation, windows.stride, windows.padding, windows.output, strict=True
+    ):
+        low = o * gap - pad
+        config.append((low, size - low - ((length - 1) * step + 1), step - 1))
+    return lax.pad(values, jnp.zeros((), values.dtype), config)
+
+
+def _lowest(dtype):
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -jnp.inf
+    return jnp.iinfo(dtype).min
+
+
+def _positions(windows, offset, spatial):
+    """Flat index, in the unpadded input, of the element at `offset` of every window."""
+    flat = np.zeros((1,) * len(spatial), np.int64)
+    for dim, size in enumerate(spatial):
+        along = np.arange(windows.output[dim]) * windows.stride[dim] - windows.padding[dim]
+        along = along + offset[dim] * windows.dilation[dim]
+        shape = [1] * len(spatial)
+        shape[dim] = -1
+        flat = flat * size + along.reshape(shape)
+    return flat
+
+
+def _max_pool(self, windows, spatial):
+    padded = _padded(self, windows, _lowest(self.dtype))
+    best = indices = None
+    for offset in windows.offsets():
+        value = _at(padded, windows, offset)
+        position = jnp.broadcast_to(jnp.asarray(_positions(windows, offset, spatial)), value.shape)
+        if best is None:
+            best, indices = value, position
+            continue
+        better = (value > best) | jnp.isnan(value) if jnp.issubdtype(value.dtype, jnp.floating) else value > best
+        best, indices = jnp.where(better, value, best), jnp.where(better, position, indices)
+    return best, indices
+
+
+def _max_pool_lowering(rank):
+    def forward(self, kernel_size, stride=(), padding=(0,), dilation=(1,), ceil_mode=False):
+        spatial = self.shape[-rank:]
+        return _max_pool(self, _windows(spatial, kernel_size, stride, padding, dilation, ceil_mode), spatial)
+
+    return forward
+
+
+def _max_pool_backward_lowering(rank):
+    def backward(grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices):
+        spatial = self.shape[-rank:]
+        windows = _windows(spatial, kernel_size, stride, padding, dilation, ceil_mode)
+        result = jnp.zeros_like(self)
+        for offset in windows.offsets():
+            chosen = indices == jnp.asarray(_positions(windows, offset, spatial))
+            result = result + _spread(jnp.where(chosen, grad_output, 0), windows, offset, spatial)
+        return result
+
+    return backward
+
+
+for _rank in (2, 3):
+    lowering(f"max_pool{_rank}d_with_indices")(_max_pool_lowering(_rank))
+    lowering(f"max_pool{_rank}d_with_indices_backward")(_max_pool_backward_lowering(_rank))
+
+
+def _divisors(windows, spatial, count_include_pad, divisor_override):
+    """What each window's sum is divided by, in the shape of the output."""
+    if divisor_override:
+        return np.full(windows.output, divisor_override, np.float64)
+    total = np.ones((1,) * len(spatial), np.float64)
+    for dim, size in enumerate(spatial):
+        start = np.arange(windows.output[dim]) * windows.stride[dim] - windows.padding[dim]
+        end = np.minimum(start + windows.kernel[dim], size + windows.padding[dim])
+        if not count_include_pad:
+            start, end = np.maximum(start, 0), np.minimum(end, size)
+        shape = [1] * len(spatial)
+        shape[dim] = -1
+        total = total * (end - start).reshape(shape)
+    return total
+
+
+def _avg_pool_lowering(rank):
+    def forward(
+        self, kernel_size, stride=(), padding=(0,), ceil_mode=False, count_include_pad=True, divisor_override=None
+    ):
+        spatial = self.shape[-rank:]
+        windows = _windows(spatial, kernel_size, stride, padding, (1,), ceil_mode)
+        padded = _padded(self, windows, 0)
+        total = sum(_at(padded, windows, offset) for offset in windows.offsets())
+        return total / jnp.asarray(_divisors(windows, spatial, count_include_pad, divisor_override), self.dtype)
+
+    return forward
+
+
+def _avg_pool_backward_lowering(rank):
+    def backward(
+        grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+    ):
+        spatial = self.shape[-rank:]
+        windows = _windows(spatial, kernel_size, stride, padding, (1,), ceil_mode)
+        share = grad_output / jnp.asarray(
+            _divisors(windows, spatial, count_include_pad, divisor_override), grad_output.dtype
+        )
+        return sum(_spread(share, windows, offset, spatial) for offset in windows.offsets())
+
+    return backward
+
+
+for _rank in (2, 3):
+    lowering(f"avg_pool{_rank}d")(_avg_pool_lowering(_rank))
+    lowering(f"avg_pool{_rank}d_backward")(_avg_pool_backward_lowering(_rank))
+
+
+def _share_matrix(size, length, dtype):
+    """Row o holds 1/n at the n inputs that adaptive average pooling gives to output o."""
+    matrix = np.zeros((length, size))
+    for o in range(length):
+        start, end = o * size // length, -(-(o + 1) * size // length)
+        matrix[o, start:end] = 1 / (end - start)
+    return jnp.asarray(matrix, dtype)
+
+
+def _along(array, matrix, axis):
+    return jnp.moveaxis(jnp.tensordot(array, matrix, axes=((axis,), (1,))), -1, axis)
+
+
+def _adaptive_avg_pool(self, output_size):
+    rank = len(output_size)
+    if all(length == 1 for length in output_size):
+        axes = tuple(range(self.ndim - rank, self.ndim))
+        return jnp.mean(self, axes, keepdims=True).astype(self.dtype)
+    for axis, length in zip(range(self.ndim - rank, self.ndim), output_size, strict=True):
+        self = _along(self, _share_matrix(self.shape[axis], length, self.dtype), axis)
+    return self
+
+
+def _adaptive_avg_pool_backward(grad_output, self, rank):
+    if math.prod(grad_output.shape[-rank:]) == 1:
+        return jnp.broadcast_to(grad_output / math.prod(self.shape[-rank:]), self.shape)
+    for axis in range(self.ndim - rank, self.ndim):
+        matrix = _share_matrix(self.shape[axis], grad_output.shape[axis], self.dtype)
+        grad_output = _along(grad_output, matrix.T, axis)
+    return grad_output
+
+
+@lowering("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+def adaptive_avg_pool(self, output_size):
+    return _adaptive_avg_pool(self, tuple(output_size))
+
+
+@lowering("_adaptive_avg_pool2d_backward")
+def adaptive_avg_pool2d_backward(grad_output, self):
+    return _adaptive_avg_pool_backward(grad_output, self, 2)
+
+
+@lowering("_adaptive_avg_pool3d_backward")
+def adaptive_avg_pool3d_backward(grad_output, self):
+    return _adaptive_avg_pool_backward(grad_output, self, 3)

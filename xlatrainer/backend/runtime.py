@@ -1,0 +1,76 @@
+"""The XLA platform behind the device: JAX devices, host copies, random keys. Knows nothing of tensors' records.
+
+JAX is asked for its devices at the first use, never at import. 64-bit types are switched on around our own work only.
+
+May import: jax, torch, numpy, dtypes, config, counters.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from xlatrainer import config
+from xlatrainer.backend import counters
+from xlatrainer.backend.dtypes import from_numpy, to_numpy
+
+__all__ = ["default_device", "local_devices", "to_device", "to_host", "x64"]
+
+_PLATFORMS = {"": None, "CPU": "cpu", "GPU": "gpu", "CUDA": "gpu", "TPU": "tpu"}
+
+
+def x64() -> Any:
+    """Context in which JAX keeps 64-bit types; the process's own setting is untouched outside of it."""
+    return jax.enable_x64(True)
+
+
+def local_devices() -> list[Any]:
+    """The JAX devices of this process on the platform in use, in JAX's order."""
+    name = str(config.get("platform"))
+    if name.upper() not in _PLATFORMS:
+        accepted = ", ".join(repr(p) for p in _PLATFORMS if p)
+        raise ValueError(f"PJRT_DEVICE={name!r}: not a platform; accepted are {accepted}, or nothing for the best there is")
+    return jax.local_devices(backend=_PLATFORMS[name.upper()])
+
+
+class _Chosen:
+    device: Any = None
+
+
+def default_device() -> Any:
+    """The JAX device that `xla:0` stands for; chosen at the first call."""
+    if _Chosen.device is None:
+        _Chosen.device = local_devices()[0]
+    return _Chosen.device
+
+
+_BITS = {1: torch.int8, 2: torch.int16}
+
+
+def to_device(tensor: torch.Tensor) -> Any:
+    """A device array with a copy of a CPU tensor. The tensor may be changed as soon as this returns."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    private = tensor.clone(memory_format=torch.contiguous_format)  # JAX may read, or keep, the memory itself
+    dtype = to_numpy(private.dtype)
+    if dtype.isbuiltin != 1:  # numpy has no name for it in torch: hand over the bits
+        array = private.view(_BITS[private.element_size()]).numpy().view(dtype)
+    else:
+        array = private.numpy()
+    counters.add("TransferToDevice")
+    with x64():
+        return jax.device_put(array, default_device())
+
+
+def to_host(buffer: Any) -> torch.Tensor:
+    """A CPU tensor of its own with the contents of a device array; waits for it."""
+    counters.add("TransferFromDevice")
+    dtype = from_numpy(buffer.dtype)
+    if default_device().platform == "cpu" and buffer.size and dtype.itemsize > 1:
+        return torch.from_dlpack(buffer).clone()
+    host = np.array(buffer)  # a copy: JAX keeps the array it hands out
+    if host.dtype.isbuiltin != 1:
+        return torch.from_numpy(host.view(to_numpy(_BITS[host.dtype.itemsize]))).view(dtype)
+    return torch.from_numpy(host)
+
+

@@ -1,0 +1,83 @@
+"""What an ATen schema says: functional, in-place or out=, which arguments are written, which functional twin there is.
+
+May import: torch. Nothing is written by hand that a schema states.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Signature", "functional_twin", "lifted_positions", "signature"]
+
+# Functional twins that the naming rule does not find.
+_TWINS = {
+    "aten::normal_": "aten::normal_functional",
+    "aten::bernoulli_.float": "aten::bernoulli.p",
+    "aten::bernoulli.float_out": "aten::bernoulli.p",
+}
+_NUMBER_TYPES = ("number", "Optional[number]", "List[number]", "float", "Optional[float]", "Optional[List[float]]", "List[float]")
+_TENSOR_TYPES = ("Tensor", "Optional[Tensor]")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The arguments of an overload that its schema says are written, by name, and whether they are `out=` arguments."""
+
+    written: tuple[str, ...]
+    out: bool
+
+    @property
+    def functional(self) -> bool:
+        return not self.written
+
+
+def signature(overload: Any) -> Signature:
+    """Read the schema of `overload`."""
+    written = []
+    out = False
+    for argument in overload._schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.append(argument.name)
+            out = out or argument.is_out
+    return Signature(tuple(written), out)
+
+
+def _arguments(overload: Any) -> list[tuple[str, str]]:
+    return [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
+
+
+def functional_twin(overload: Any) -> Any | None:
+    """The functional overload that computes what an in-place or out= overload writes, or None."""
+    named = _TWINS.get(overload.name())
+    base = overload._schema.name.removeprefix("aten::")
+    if named:
+        base, _, variant = named.removeprefix("aten::").partition(".")
+        return getattr(getattr(torch.ops.aten, base), variant or "default")
+    if base.endswith("_") and not base.endswith("__"):
+        base = base[:-1]
+    packet = getattr(torch.ops.aten, base, None)
+    if packet is None:
+        return None
+    wanted = _arguments(overload)
+    for variant in packet.overloads():
+        twin = getattr(packet, variant)
+        if twin is not overload and signature(twin).functional and _arguments(twin) == wanted:
+            return twin
+    return None
+
+
+def lifted_positions(overload: Any, static: frozenset[str]) -> frozenset[int | str]:
+    """Arguments, by position and by name, whose Python numbers become inputs of the program instead of constants.
+
+    Those are the numbers the operator computes with: every `Scalar` and `float`, and a number that stands for a tensor.
+    Ints that shapes and dims are made of are never among them, nor what a lowering declares static.
+    """
+    found: set[int | str] = set()
+    for position, argument in enumerate(overload._schema.arguments):
+        if argument.name in static:
+            continue
+        kind = str(argument.type)
+        if kind in _NUMBER_TYPES or kind in _TENSOR_TYPES:
+            found.update((position, argument.name))
+    return frozenset(found)

@@ -1,0 +1,60 @@
+"""The user's line: where in the user's code an operator was recorded.
+
+Looked up only when a trace leaves the known paths (see `ir`), so a steady loop pays nothing for it.
+"""
+
+import os
+import sys
+import sysconfig
+import threading
+from types import FrameType, ModuleType
+
+import jax
+import torch
+
+__all__ = ["user_line"]
+
+
+
+def _folder(module: ModuleType) -> str:
+    return os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep
+
+
+_LIBRARIES = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    _folder(torch),
+    _folder(jax),
+    "<frozen ",
+)
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED = os.sep + "site-packages" + os.sep
+
+
+def _is_users(filename: str) -> bool:
+    if filename.startswith(_LIBRARIES):
+        return False
+    return not filename.startswith(_STANDARD_LIBRARY) or _INSTALLED in filename
+
+
+def _first_outside(frame: FrameType | None) -> str | None:
+    while frame is not None:
+        code = frame.f_code
+        if _is_users(code.co_filename):
+            return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+        frame = frame.f_back
+    return None
+
+
+def user_line() -> str:
+    """`file:line in function` of the innermost caller outside torch, jax, the standard library and this package.
+
+    The backward pass runs on a thread of autograd's, without frames of the user's: then it is the line that the main thread
+    stands at, which is the call of `backward()`.
+    """
+    here = _first_outside(sys._getframe(1))
+    if here is not None:
+        return here
+    main = threading.main_thread().ident
+    frame = sys._current_frames().get(main) if main is not None else None
+    there = _first_outside(frame)
+    return f"{there} (backward)" if there is not None else "unknown line"

@@ -1,0 +1,244 @@
+"""Kernels about a tensor's storage and geometry, written by hand: allocation, views, copies, resizing, reading.
+
+Everything else is recorded from its lowering (see `kernels`). May import: tensor, transfer, recorder's errors.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from xlatrainer.backend._private_api import alias_as_strided, call_meta_kernel
+from xlatrainer.backend.ir import make_spec
+from xlatrainer.backend.recorder import not_on_device
+from xlatrainer.backend.state import state
+from xlatrainer.backend.strided import Geometry, contiguous_strides, extent
+from xlatrainer.backend.tensor import (
+    assign,
+    broadcast,
+    empty_tensor,
+    new_tensor,
+    resized,
+    storage_data,
+    value_of,
+)
+from xlatrainer.backend.transfer import read_to_host, upload_value
+
+__all__ = ["kernels", "resize_"]
+
+aten = torch.ops.aten
+
+
+def _channels_last_strides(size: Sequence[int]) -> tuple[int, ...]:
+    """Strides of N, C, spatial dims with the channels innermost."""
+    order = (0, *range(2, len(size)), 1)
+    inner = contiguous_strides([size[d] for d in order])
+    return tuple(inner[order.index(d)] for d in range(len(size)))
+
+
+def _strides(size: tuple[int, ...], memory_format: torch.memory_format | None) -> tuple[int, ...]:
+    ranks = {torch.channels_last: 4, torch.channels_last_3d: 5}
+    if memory_format in ranks:
+        if len(size) != ranks[memory_format]:
+            raise RuntimeError(f"required rank {ranks[memory_format]} tensor to use {memory_format} format")
+        return _channels_last_strides(size)
+    return contiguous_strides(size)
+
+
+def _laid_out(shape: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...]) -> torch.Tensor:
+    """A tensor with these strides over a storage of its own, with nothing written to it."""
+    if stride == contiguous_strides(shape):
+        return empty_tensor(shape, dtype)
+    base = empty_tensor((extent(Geometry(shape, stride, 0)),), dtype)
+    storage_data(base).viewed = True
+    return alias_as_strided(base, shape, stride, 0)
+
+
+def _refuse_pinned(pin_memory: bool | None) -> None:
+    if pin_memory:
+        raise RuntimeError("Cannot pin 'xla' memory: only dense CPU tensors can be pinned")
+
+
+def empty(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    _refuse_pinned(pin_memory)
+    shape = tuple(size)
+    if any(length < 0 for length in shape):
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(shape)}: {list(shape)}")
+    return _laid_out(shape, dtype or torch.get_default_dtype(), _strides(shape, memory_format))
+
+
+def empty_strided(
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    _refuse_pinned(pin_memory)
+    return _laid_out(tuple(size), dtype or torch.get_default_dtype(), tuple(stride))
+
+
+def _mark_viewed(tensor: torch.Tensor) -> None:
+    storage_data(tensor).viewed = True
+
+
+def as_strided(
+    self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    offset = self.storage_offset() if storage_offset is None else storage_offset
+    data = storage_data(self)
+    whole = data.spec if data.value is None else data.value.spec
+    view = Geometry(tuple(size), tuple(stride), offset)
+    needed, there = extent(view) * self.element_size(), whole.numel * whole.dtype.itemsize
+    if needed > there or offset < 0:
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize "
+            f"{self.element_size()} requiring a storage size of {needed} are out of bounds for storage of size {there}"
+        )
+    data.viewed = True
+    return alias_as_strided(self, size, stride, offset)
+
+
+def _geometry_only(overload: Any) -> Callable[..., Any]:
+    """A kernel for a view operator that only needs torch's own work on sizes and strides."""
+
+    def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        _mark_viewed(self)
+        return call_meta_kernel(overload, self, *args, **kwargs)
+
+    return kernel
+
+
+def clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+    """A clone shares the value, which never changes: nothing is recorded."""
+    with state.lock:
+        value = value_of(self)
+        shape = value.spec.shape
+        stride = _clone_strides(self, memory_format)
+        if stride == contiguous_strides(shape):
+            return new_tensor(value)
+        result = _laid_out(shape, self.dtype, stride)
+        assign(result, value)
+        return result
+
+
+def _clone_strides(tensor: torch.Tensor, memory_format: torch.memory_format | None) -> tuple[int, ...]:
+    """Those of the source where it is dense and asked to be kept, as in torch."""
+    shape = tuple(tensor.shape)
+    if memory_format not in (None, torch.preserve_format):
+        return _strides(shape, memory_format)
+    stride = tensor.stride()
+    if extent(Geometry(shape, stride, 0)) == math.prod(shape) and _is_dense(shape, stride):
+        return stride
+    return contiguous_strides(shape)
+
+
+def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    expected = 1
+    for step, length in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n != 1):
+        if step != expected:
+            return False
+        expected *= length
+    return True
+
+
+def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    if self.device.type == "xla":
+        with state.lock:
+            if src.device.type == "xla":
+                value = value_of(src)
+            elif src.device.type == "cpu":
+                value = upload_value(src)
+            else:
+                raise not_on_device("aten::copy_", "src", src)
+            shape = tuple(self.shape)
+            if value.spec.shape != shape:
+                value = broadcast(value, shape)
+            assign(self, value)
+        return self
+    if src.device.type != "xla" or self.device.type not in ("cpu", "meta"):
+        raise not_on_device("aten::copy_", "self", self)
+    if self.device.type == "cpu":
+        self.copy_(read_to_host([src])[0])
+    return self
+
+
+def _copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return copy_(dst, self, non_blocking)
+
+
+def local_scalar_dense(self: torch.Tensor) -> Any:
+    return read_to_host([self])[0].item()
+
+
+def resize_(
+    self: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
+    """Like torch: the storage grows if it must, what is in it stays."""
+    with state.lock:
+        shape = tuple(size)
+        data = storage_data(self)
+        whole = data.spec if data.value is None else data.value.spec
+        needed = math.prod(shape) + self.storage_offset()
+        if needed * self.element_size() > whole.numel * whole.dtype.itemsize:
+            grown = make_spec((-(-needed * self.element_size() // whole.dtype.itemsize),), whole.dtype)
+            data.value = None if data.value is None else resized(data.value, grown)
+            data.spec = grown
+        data.viewed = True
+        stride = _strides(shape, memory_format)
+        # the geometry of a tensor is changed in place by the native kernel of as_strided_
+        return call_meta_kernel(aten.as_strided_.default, self, shape, stride, self.storage_offset())
+
+
+def set_source_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    if source.device.type != "xla":
+        raise not_on_device("aten::set_", "source", source)
+    _mark_viewed(source)
+    self.data = source
+    return self
+
+
+def _is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
+    same = self.untyped_storage()._cdata == tensor.untyped_storage()._cdata
+    return same and _same_geometry(self, tensor)
+
+
+def _same_geometry(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
+
+
+def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+    return False
+
+
+def kernels() -> dict[str, Callable[..., Any]]:
+    """All kernels of this module by overload."""
+    table: dict[str, Callable[..., Any]] = {
+        "aten::empty.memory_format": empty,
+        "aten::empty_strided": empty_strided,
+        "aten::as_strided": as_strided,
+        "aten::clone": clone,
+        "aten::copy_": copy_,
+        "aten::_copy_from": _copy_from,
+        "aten::_local_scalar_dense": local_scalar_dense,
+        "aten::resize_": resize_,
+        "aten::set_.source_Tensor": set_source_tensor,
+        "aten::is_set_to": _is_set_to,
+        "aten::is_pinned": _is_pinned,
+    }
+    for name in ("view", "unfold", "view_as_real", "view_as_complex", "_reshape_alias"):
+        overload = getattr(aten, name).default
+        table[overload.name()] = _geometry_only(overload)
+    table["aten::view.dtype"] = _geometry_only(aten.view.dtype)
+    return table

@@ -1,0 +1,265 @@
+"""The torch side of a value: plain `torch.Tensor`s whose storage carries a `StorageData`.
+
+What a tensor holds hangs on its storage, so everything that shares the storage (views, `detach`, `.data`, `Parameter`,
+saved tensors) sees the same data and its in-place updates. Tensors are strided as on any device: sizes, strides and offset
+are torch's own, and a view that torch makes needs no record of ours. The data is one flat value; reading through a view
+records a strided read of it, writing a strided write, both cheap for XLA (see `strided`).
+
+All functions here must be called with `state.lock` held.
+
+May import: ir, state, strided, runtime, dtypes, _private_api.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from xlatrainer.backend import runtime
+from xlatrainer.backend._private_api import alias_as_strided, create_tensor
+from xlatrainer.backend.dtypes import to_numpy
+from xlatrainer.backend.ir import Operation, Spec, Trace, Value, make_spec
+from xlatrainer.backend.state import state
+from xlatrainer.backend.strided import Geometry, contiguous_strides, read, write
+
+__all__ = [
+    "StorageData",
+    "assign",
+    "broadcast",
+    "convert",
+    "convert_array",
+    "empty_tensor",
+    "from_host",
+    "new_tensor",
+    "resized",
+    "storage_data",
+    "value_of",
+]
+
+
+class StorageData:
+    """What a storage holds.
+
+    `value` is the data, in any shape: only the row-major order counts; None while nothing was written. `viewed` is false
+    as long as the only geometry that exists for the storage is that of `value`'s own shape, which spares the look.
+    """
+
+    __slots__ = ("spec", "value", "viewed")
+
+    def __init__(self, value: Value | None, spec: Spec, viewed: bool = False) -> None:
+        self.value = value
+        self.spec = spec  # the shape and dtype the storage was made for
+        self.viewed = viewed
+
+
+def new_tensor(value: Value) -> torch.Tensor:
+    """A contiguous tensor with a storage of its own that holds `value`."""
+    spec = value.spec
+    tensor = create_tensor(spec.shape, spec.dtype)
+    tensor.untyped_storage()._xla = StorageData(value, spec)  # type: ignore[attr-defined]
+    return tensor
+
+
+def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor with nothing written to it yet; reads as zeros."""
+    to_numpy(dtype)  # refuses what XLA does not have
+    tensor = create_tensor(shape, dtype)
+    tensor.untyped_storage()._xla = StorageData(None, make_spec(shape, dtype))  # type: ignore[attr-defined]
+    return tensor
+
+
+def storage_data(tensor: torch.Tensor) -> StorageData:
+    """What the storage of an `xla` tensor holds; raises `AttributeError` for other tensors."""
+    return tensor.untyped_storage()._xla  # type: ignore[attr-defined,no-any-return]
+
+
+def value_of(tensor: torch.Tensor) -> Value:
+    """The value of an `xla` tensor, with its shape and dtype."""
+    data = storage_data(tensor)
+    value = data.value
+    if data.viewed or value is None:
+        return _through_view(tensor, data)
+    return value
+
+
+def _record(operation: Operation, *operands: Value) -> Value:
+    trace = state.trace
+    return trace.append((operation, *[trace.slot_of(value) for value in operands]))[0]
+
+
+def _whole(data: StorageData) -> Value:
+    """The flat data, made of zeros at the first look if nothing was written."""
+    if data.value is None:
+        data.value = _record(_zeros(data.spec))
+    return data.value
+
+
+def _geometry(tensor: torch.Tensor) -> Geometry:
+    return Geometry(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+
+
+def _covers(view: Geometry, dtype: torch.dtype, whole: Spec) -> bool:
+    """True if the view shows the whole data in its own order."""
+    if view.offset or dtype is not whole.dtype:
+        return False
+    return view.stride == contiguous_strides(view.size) and make_spec(view.size, dtype).numel == whole.numel
+
+
+def _through_view(tensor: torch.Tensor, data: StorageData) -> Value:
+    whole = _whole(data)
+    view = _geometry(tensor)
+    dtype = tensor.dtype
+    if whole.spec.shape == view.size and _covers(view, dtype, whole.spec):
+        return whole
+    trace: Trace = state.trace
+    key = (whole, view, dtype)
+    found = trace.views.get(key)
+    if found is None:
+        found = trace.views[key] = _record(_view_operation(whole.spec, view, dtype), whole)
+    return found
+
+
+def assign(tensor: torch.Tensor, value: Value) -> None:
+    """Make `value` (the tensor's shape, any dtype) what the tensor holds, through its view of the storage."""
+    value = convert(value, tensor.dtype)
+    data = storage_data(tensor)
+    if not data.viewed:
+        data.value = value
+        return
+    view = _geometry(tensor)
+    if _covers(view, tensor.dtype, data.spec if data.value is None else data.value.spec):
+        data.value = value
+        return
+    whole = _whole(data)
+    data.value = _record(_write_operation(whole.spec, value.spec, view), whole, value)
+    state.trace.views[(data.value, view, tensor.dtype)] = value
+
+
+def convert(value: Value, dtype: torch.dtype) -> Value:
+    """`value` in another dtype, by torch's rules for `Tensor.to`."""
+    if value.spec.dtype is dtype:
+        return value
+    return _record(_convert_operation(value.spec, dtype), value)
+
+
+def broadcast(value: Value, shape: tuple[int, ...]) -> Value:
+    """`value` expanded to `shape`; raises `RuntimeError`, as torch does, where that cannot be."""
+    try:
+        fits = torch.broadcast_shapes(value.spec.shape, shape) == shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise RuntimeError(
+            f"output with shape {list(shape)} doesn't match the broadcast shape of a source with shape {list(value.spec.shape)}"
+        )
+    return _record(_broadcast_operation(value.spec, shape), value)
+
+
+def resized(value: Value, spec: Spec) -> Value:
+    """The flat data of `value`, cut or padded with zeros to `spec`."""
+    return _record(_resize_operation(value.spec, spec), value)
+
+
+def from_host(tensor: torch.Tensor) -> Value:
+    """A copy of a CPU tensor on the device."""
+    buffer = runtime.to_device(tensor)
+    return Value(make_spec(tuple(tensor.shape), tensor.dtype), buffer)
+
+
+# The operations behind the above, made once for each set of specs. They keep the caches, not the values.
+
+_operations: dict[Any, Operation] = {}
+
+
+def _cached(key: tuple[Any, ...], make: Any) -> Operation:
+    found = _operations.get(key)
+    if found is None:
+        found = _operations[key] = make()
+    return found
+
+
+def _zeros(spec: Spec) -> Operation:
+    def lower(_operands: Any, _floats: Any, _ints: Any, _key: Any) -> tuple[Any, ...]:
+        return (jnp.zeros(spec.shape, to_numpy(spec.dtype)),)
+
+    return _cached(("zeros", spec), lambda: Operation("xla::zeros", lower, (spec,)))
+
+
+def convert_array(array: Any, dtype: torch.dtype) -> Any:
+    """`array` in another dtype; complex to real drops the imaginary part, anything to bool compares with zero."""
+    target = to_numpy(dtype)
+    if dtype is torch.bool:
+        return array != 0
+    if jnp.iscomplexobj(array) and not dtype.is_complex:
+        array = jnp.real(array)
+    return jax.lax.convert_element_type(array, target)
+
+
+def _convert_operation(spec: Spec, dtype: torch.dtype) -> Operation:
+    def lower(operands: Any, _floats: Any, _ints: Any, _key: Any) -> tuple[Any, ...]:
+        return (convert_array(operands[0], dtype),)
+
+    out = make_spec(spec.shape, dtype)
+    return _cached(("convert", spec, dtype), lambda: Operation("xla::convert", lower, (out,)))
+
+
+def _broadcast_operation(spec: Spec, shape: tuple[int, ...]) -> Operation:
+    def lower(operands: Any, _floats: Any, _ints: Any, _key: Any) -> tuple[Any, ...]:
+        extra = operands[0].ndim - len(shape)  # leading dims of size 1 may go, as in copy_
+        array = operands[0].reshape(operands[0].shape[extra:]) if extra > 0 else operands[0]
+        return (jnp.broadcast_to(array, shape),)
+
+    out = make_spec(shape, spec.dtype)
+    return _cached(("broadcast", spec, shape), lambda: Operation("xla::broadcast", lower, (out,)))
+
+
+def _resize_operation(spec: Spec, out: Spec) -> Operation:
+    def lower(operands: Any, _floats: Any, _ints: Any, _key: Any) -> tuple[Any, ...]:
+        flat = operands[0].reshape(-1)
+        return (jnp.pad(flat[: out.numel], (0, max(out.numel - flat.size, 0))).reshape(out.shape),)
+
+    return _cached(("resize", spec, out), lambda: Operation("xla::resize", lower, (out,)))
+
+
+def _bits(array: Any, dtype: torch.dtype) -> Any:
+    """The same bytes as flat elements of another dtype."""
+    target = to_numpy(dtype)
+    flat = array.reshape(-1)
+    if flat.dtype == target:
+        return flat
+    if jnp.iscomplexobj(flat):
+        flat = jnp.stack([flat.real, flat.imag], axis=-1).reshape(-1)
+    if dtype.is_complex:
+        parts = _bits(flat, torch.float32 if dtype is torch.complex64 else torch.float64).reshape(-1, 2)
+        return jax.lax.complex(parts[:, 0], parts[:, 1])
+    if flat.dtype == jnp.bool_:
+        flat = flat.astype(jnp.uint8)
+    if target == jnp.bool_:
+        return _bits(flat, torch.uint8) != 0
+    ratio = target.itemsize // flat.dtype.itemsize
+    if ratio > 1:
+        flat = flat[: flat.size // ratio * ratio].reshape(-1, ratio)
+    return jax.lax.bitcast_convert_type(flat, target).reshape(-1)
+
+
+def _view_operation(spec: Spec, view: Geometry, dtype: torch.dtype) -> Operation:
+    def lower(operands: Any, _floats: Any, _ints: Any, _key: Any) -> tuple[Any, ...]:
+        data = operands[0] if spec.dtype is dtype else _bits(operands[0], dtype)
+        return (read(data, view),)
+
+    out = make_spec(view.size, dtype)
+    detail = f"size={view.size}, stride={view.stride}, offset={view.offset}"
+    return _cached(("view", spec, view, dtype), lambda: Operation("xla::view", lower, (out,), detail=detail))
+
+
+def _write_operation(spec: Spec, value: Spec, view: Geometry) -> Operation:
+    def lower(operands: Any, _floats: Any, _ints: Any, _key: Any) -> tuple[Any, ...]:
+        data, update = operands
+        if spec.dtype is value.dtype:
+            return (write(data, update, view),)
+        flat = write(_bits(data, value.dtype), update, view)
+        return (_bits(flat, spec.dtype).reshape(spec.shape),)
+
+    detail = f"size={view.size}, stride={view.stride}, offset={view.offset}"
+    return _cached(("write", spec, value, view), lambda: Operation("xla::write", lower, (spec,), detail=detail))

@@ -1,0 +1,67 @@
+"""Copies between the device and the host, and the question whether a value is there yet.
+
+May import: tensor, executor, runtime, state.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import torch
+
+from xlatrainer import config
+from xlatrainer.backend import runtime
+from xlatrainer.backend.executor import Lost, run_pending
+from xlatrainer.backend.state import state
+from xlatrainer.backend.ir import Value
+from xlatrainer.backend.tensor import from_host, storage_data, value_of
+from xlatrainer.errors import ExecutionError
+
+__all__ = ["fetch", "is_ready", "read_to_host", "upload_value"]
+
+
+def upload_value(tensor: torch.Tensor) -> Value:
+    """The contents of a CPU tensor as a value on the device.
+
+    A loop without any barrier would record for ever. A copy to the device is where a step usually begins: when much is
+    pending, it runs first, at the same place of every step.
+    """
+    with state.lock:
+        if state.trace.num_nodes > config.get("max_pending_nodes"):
+            run_pending()
+        return from_host(tensor)
+
+
+def read_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """CPU copies, contiguous, of `xla` tensors; runs what is pending, once, and waits."""
+    with state.lock:
+        values = [value_of(tensor) for tensor in tensors]
+        if any(value.buffer is None for value in values):
+            run_pending()
+        buffers = [value.buffer for value in values]
+    copies = []
+    for buffer in buffers:
+        if isinstance(buffer, Lost):
+            raise buffer.error()
+        try:
+            copies.append(runtime.to_host(buffer))
+        except jax.errors.JaxRuntimeError as error:
+            raise ExecutionError(f"the program that computes this tensor failed: {error}") from error
+    return copies
+
+
+def fetch(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """CPU copies of tensors of any device, detached: one execution at most for all `xla` tensors among them."""
+    on_xla = [tensor.detach() for tensor in tensors if tensor.device.type == "xla"]
+    copies = iter(read_to_host(on_xla))
+    return [next(copies) if tensor.device.type == "xla" else tensor.detach().cpu() for tensor in tensors]
+
+
+def is_ready(tensor: torch.Tensor) -> bool:
+    """True if reading the tensor now would neither run nor wait for anything."""
+    if tensor.device.type != "xla":
+        return True
+    data = storage_data(tensor)
+    if data.value is None or data.value.buffer is None:
+        return False
+    buffer = data.value.buffer
+    return isinstance(buffer, Lost) or bool(buffer.is_ready())

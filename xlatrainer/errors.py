@@ -1,0 +1,33 @@
+"""The exceptions of xlatrainer that a caller may want to catch.
+
+    RuntimeError
+    ├── LoweringError        an operator could not be turned into XLA; names the operator and the user's line
+    ├── CompileError         XLA refused the program; lists what was recorded last
+    ├── ExecutionError       a compiled program failed while it ran
+    ├── LostValueError       a tensor whose program failed was read
+    └── ForkedProcessError   the device was touched in a forked child
+
+Wrong arguments raise `ValueError` and `TypeError`, and operators raise what CPU torch raises.
+"""
+
+__all__ = ["CompileError", "ExecutionError", "ForkedProcessError", "LostValueError", "LoweringError"]
+
+
+class LoweringError(RuntimeError):
+    """An operator has a lowering, but it failed for these arguments."""
+
+
+class CompileError(RuntimeError):
+    """XLA could not compile the recorded program."""
+
+
+class ExecutionError(RuntimeError):
+    """A compiled program failed while it ran (out of memory, a failing device)."""
+
+
+class LostValueError(RuntimeError):
+    """The program that should have computed this tensor failed; its value does not exist."""
+
+
+class ForkedProcessError(RuntimeError):
+    """The `xla` device of a parent process was used in a forked child."""
