@@ -146,17 +146,32 @@ def _cpu(overload: Any) -> Kernel:
     return kernel
 
 
+def _guarded(kernel: Kernel, overload: Any, lowering: Lowering) -> Kernel:
+    """`kernel`, or the CPU for the calls that the lowering says it cannot express."""
+    supports = lowering.supports
+    if supports is None:
+        return kernel
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        if supports(*args, **kwargs):
+            return kernel(*args, **kwargs)
+        return run_on_cpu(overload, args, kwargs)
+
+    return guarded
+
+
 def _kernel_for(overload: Any) -> Kernel | None:
     """The kernel of an overload, or None to leave it to torch or to the fallback."""
     lowering = find(overload.name())
     if lowering is not None:
-        return _functional(overload, lowering)
+        return _guarded(_functional(overload, lowering), overload, lowering)
     sig = signature(overload)
     if not sig.functional and not has_kernel(overload, "CompositeImplicitAutograd"):
         twin = functional_twin(overload)
         lowering = find(twin.name()) if twin is not None else None
         if lowering is not None:
-            return _out(twin, lowering, sig) if sig.out else _in_place(overload, lowering, sig)
+            kernel = _out(twin, lowering, sig) if sig.out else _in_place(overload, lowering, sig)
+            return _guarded(kernel, overload, lowering)
     if any(has_kernel(overload, key) for key in _NATIVE):
         return None
     # torch makes `empty` and an out= call of a structured operator, which would hide it from the fallback

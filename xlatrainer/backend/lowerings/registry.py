@@ -45,6 +45,8 @@ class Lowering:
             statistics); the function returns their new values after its results.
         random: the function takes a `key`, a JAX random key of its own for each call.
         takes_specs: the function takes `out_specs`, the specs of the results, and `Number`s instead of arrays.
+        supports: given the call's arguments as torch has them, says whether the function can express the call; where it
+            says no, the call runs on the CPU. For what depends on dtypes or options only: it must not read data.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Lowering:
     mutates: tuple[str, ...] = ()
     random: bool = False
     takes_specs: bool = False
+    supports: Callable[..., bool] | None = None
 
 
 _registry: dict[str, Lowering] = {}
