@@ -27,14 +27,40 @@ class Layer:
     sideways: bool = False
 
 
-# From the top down. A name belongs to the longest unit that it starts with, a package's own `__init__` included;
-# "xlatrainer" itself stands for `xlatrainer/__init__.py` only.
+# From the top down. A unit takes in all modules below it, unless units below it have rows of their own: then it stands
+# for its `__init__` alone, and a new module beside them needs a place here.
 LAYERS = (
     Layer(("xlatrainer", "xlatrainer.torch_xla")),
     Layer(("xlatrainer.trainer",)),
     Layer(("xlatrainer.strategies", "xlatrainer.data", "xlatrainer.metrics", "xlatrainer.callbacks")),
     Layer(("xlatrainer.distributed",)),
+    # The device: what torch calls,
     Layer(("xlatrainer.backend",)),
+    Layer(("xlatrainer.backend.kernels",)),
+    Layer(
+        (
+            "xlatrainer.backend.storage_kernels",
+            "xlatrainer.backend.fallback",
+            "xlatrainer.backend.device",
+            "xlatrainer.backend.device_module",
+        )
+    ),
+    Layer(("xlatrainer.backend.recorder", "xlatrainer.backend.transfer", "xlatrainer.backend.random")),
+    # what a tensor is and how a trace runs, which do not know each other,
+    Layer(("xlatrainer.backend.tensor", "xlatrainer.backend.executor")),
+    Layer(("xlatrainer.backend.state", "xlatrainer.backend.shapes", "xlatrainer.backend.runtime")),
+    # and plain functions and data; lowerings know nothing of nodes and traces.
+    Layer(
+        (
+            "xlatrainer.backend.lowerings",
+            "xlatrainer.backend.ir",
+            "xlatrainer.backend.schema",
+            "xlatrainer.backend.strided",
+            "xlatrainer.backend.source",
+            "xlatrainer.backend.counters",
+        )
+    ),
+    Layer(("xlatrainer.backend.dtypes", "xlatrainer.backend._private_api")),
     Layer(("xlatrainer.errors", "xlatrainer.config"), sideways=True),
 )
 
@@ -118,22 +144,22 @@ def _imports() -> tuple[Import, ...]:
     return tuple(found for module in _modules() for found in _runtime_imports(module))
 
 
+@cache
 def _place(module: str) -> tuple[int, str] | None:
     """The number of the layer, counted from the bottom, and the unit that `module` belongs to."""
-    best: tuple[int, str] | None = None
-    for height, layer in enumerate(reversed(LAYERS)):
-        for unit in layer.units:
-            belongs = module == unit or (unit != PACKAGE and module.startswith(f"{unit}."))
-            if belongs and (best is None or len(unit) > len(best[1])):
-                best = height, unit
-    return best
+    units = {unit: height for height, layer in enumerate(reversed(LAYERS)) for unit in layer.units}
+    for unit, height in units.items():
+        whole = not any(other.startswith(f"{unit}.") for other in units)
+        if module == unit or (whole and module.startswith(f"{unit}.")):
+            return height, unit
+    return None
 
 
 def _is_allowed(importer: str, imported: str) -> bool:
-    (own_height, own_unit), (height, unit) = _place(importer) or (-1, ""), _place(imported) or (-1, "")
-    if own_unit == unit:
-        return True
-    return height < own_height or (height == own_height and LAYERS[len(LAYERS) - 1 - height].sideways)
+    own, other = _place(importer), _place(imported)
+    if own is None or other is None or own == other:
+        return True  # what has no place is reported by a test of its own
+    return other[0] < own[0] or (other[0] == own[0] and LAYERS[-1 - own[0]].sideways)
 
 
 def _report(lines: list[str]) -> str:

@@ -24,6 +24,7 @@ PUBLIC_NAMES = {
     "sync",
     "wait_device_ops",
 }
+PUBLIC_PACKAGES = {"callbacks", "data", "metrics", "strategies"}
 
 
 def test_the_names_are_these() -> None:
@@ -46,12 +47,11 @@ def test_it_is_documented(name: str) -> None:
     assert value.__doc__, f"{name} only inherits its docstring"
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC_NAMES))
+@pytest.mark.parametrize("name", sorted(PUBLIC_PACKAGES))
 def test_its_exports_exist_and_are_documented(name: str) -> None:
     """A public package declares its own names the same way."""
     module = getattr(xlatrainer, name)
-    if not isinstance(module, types.ModuleType):
-        pytest.skip("not a package")
+    assert isinstance(module, types.ModuleType)
     assert module.__all__, f"{name} declares no names"
     for export in module.__all__:
         assert inspect.getdoc(getattr(module, export)), f"{name}.{export} has no docstring"
