@@ -1,0 +1,89 @@
+"""`SingleDeviceStrategy`: the whole model and every batch on one device.
+
+Owns the move of a model to a device with its tied weights kept tied. May import `backend`.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import xlatrainer.backend.device as xla_device
+import xlatrainer.backend.transfer as transfer
+from xlatrainer.strategies.nested import map_tensors
+from xlatrainer.strategies.strategy import Strategy
+
+__all__ = ["SingleDeviceStrategy"]
+
+
+class SingleDeviceStrategy(Strategy):
+    """Train on one device.
+
+    Args:
+        device: The device; default None, which means the `xla` device of this process. `torch.device("cpu")` runs the
+            same Trainer through eager PyTorch, to compare or to debug.
+
+    Example:
+        >>> SingleDeviceStrategy("cpu").device
+        device(type='cpu')
+    """
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self._device = xla_device.device() if device is None else torch.device(device)
+        self._is_lazy = self._device.type == "xla"
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def setup(self, model: nn.Module) -> nn.Module:
+        tied = _names_by_parameter(model)
+        _refuse_shared_memory(model, self._device)
+        model.to(self._device)
+        for names in tied:
+            if len({id(model.get_parameter(name)) for name in names}) > 1:
+                raise ValueError(
+                    f"the parameters {', '.join(names)} are one Parameter, but came apart when the model moved to "
+                    f"{self._device}. A `_apply` or `to` of the model's own replaces its Parameters; let it change "
+                    f"`parameter.data` instead, or tie the weights again there."
+                )
+        return model
+
+    def to_device(self, batch: Any) -> Any:
+        return map_tensors(lambda tensor: tensor.to(self._device), batch)
+
+    def end_step(self) -> None:
+        if self._is_lazy:
+            xla_device.sync()
+
+    def is_ready(self, tensor: Tensor) -> bool:
+        return transfer.is_ready(tensor) if tensor.device.type == "xla" else True
+
+    def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        if self._is_lazy:
+            return transfer.fetch(tensors)
+        return [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+
+
+def _names_by_parameter(model: nn.Module) -> list[list[str]]:
+    """The names of each Parameter that has more than one."""
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def _refuse_shared_memory(model: nn.Module, device: torch.device) -> None:
+    """Raise for two Parameters over one memory: PyTorch copies each, so that moving them would untie them unseen."""
+    owner: dict[int, str] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.device == device or parameter.device.type != "cpu" or parameter.numel() == 0:
+            continue
+        first = owner.setdefault(parameter.untyped_storage().data_ptr(), name)
+        if first != name:
+            raise ValueError(
+                f"the parameters {first} and {name} share their memory but are two Parameters: on {device} each would "
+                f"get a copy of its own. Assign the Parameter itself to tie weights (`b.weight = a.weight`)."
+            )

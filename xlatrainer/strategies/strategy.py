@@ -1,0 +1,53 @@
+"""Where parameters and batches live: the interface between the Trainer and a device, or many.
+
+A strategy owns the placement of the model and of each batch, and the end of a step. It knows nothing of losses,
+metrics, callbacks or data. The Trainer asks only what is declared here, never a strategy's name; what only some
+strategies can do (shard a model, skip a gradient's reduction) becomes a small interface of its own, tested with
+`isinstance`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Strategy"]
+
+
+class Strategy(ABC):
+    """Places a model and its batches, and ends steps.
+
+    A step is what happens between two calls of `end_step`. On a lazy device nothing has run before it, so whatever is
+    recorded in a step, gradients, update and metrics alike, becomes one program.
+    """
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device on which the model's parameters and the batches are."""
+
+    @abstractmethod
+    def setup(self, model: nn.Module) -> nn.Module:
+        """Place `model` and return the module to call, which may be a wrapper around it.
+
+        Raises:
+            ValueError: If parameters that were one before would not be one afterwards.
+        """
+
+    @abstractmethod
+    def to_device(self, batch: Any) -> Any:
+        """`batch` with its tensors on the device; the structure is that of `map_tensors`."""
+
+    @abstractmethod
+    def end_step(self) -> None:
+        """End a step: start whatever is still to be computed. Does not wait for it."""
+
+    @abstractmethod
+    def is_ready(self, tensor: Tensor) -> bool:
+        """Whether `tensor` could be read now without running or waiting for anything. Never blocks."""
+
+    @abstractmethod
+    def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies of `tensors` on the CPU, made together. Waits until they are computed."""
