@@ -1,0 +1,72 @@
+"""`EpochIterator`: the numbered batches of one epoch after another.
+
+Owns `data` (what is gone through) and the rule for data that runs dry. The arguments of `fit` belong elsewhere:
+`epochs` and `validation_data` to the Trainer, the batch size and the order to `data` itself.
+"""
+
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from xlatrainer.data.adapters import as_batches, is_one_shot
+
+__all__ = ["EpochIterator"]
+
+
+class EpochIterator:
+    """Go through `data` once an epoch; draws exactly the batches it yields.
+
+    Args:
+        data: A DataLoader, a list of batches, or any other iterable of batches.
+        argument: What the caller calls `data`, for the messages; default "data".
+        epochs: How often it will be gone through; default 1.
+
+    Raises:
+        TypeError: If `data` does not yield batches.
+        ValueError: If `epochs` is above 1 and `data` can be gone through only once. Later, while iterating, if an
+            epoch yields no batch at all.
+
+    Example:
+        >>> batches = EpochIterator([("x0", "y0"), ("x1", "y1")])
+        >>> list(batches)
+        [(0, ('x0', 'y0')), (1, ('x1', 'y1'))]
+        >>> batches.num_batches
+        2
+    """
+
+    def __init__(self, data: Any, *, argument: str = "data", epochs: int = 1) -> None:
+        self._batches = as_batches(data, argument=argument)
+        self._argument = argument
+        if epochs > 1 and is_one_shot(self._batches):
+            raise ValueError(
+                f"{argument} is a {type(data).__name__}, which can be gone through once, but {epochs} epochs were "
+                f"asked for. Pass a list, a DataLoader, or an object whose __iter__ starts anew"
+            )
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many batches an epoch has, or None where `data` does not say."""
+        return _length(self._batches)
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """The batches of one epoch with their indices, from 0."""
+        index = -1
+        for index, batch in enumerate(self._batches):
+            yield index, batch
+        if index < 0:
+            raise ValueError(f"{self._argument} ({type(self._batches).__name__}) yielded no batch. {self._why_empty()}")
+
+    def _why_empty(self) -> str:
+        if is_one_shot(self._batches):
+            return "It can be gone through once, and was used up before; make a new one"
+        return "Is its dataset empty, or shorter than one batch with drop_last=True?"
+
+
+def _length(batches: Iterable[Any]) -> int | None:
+    # The length of a loader over an IterableDataset is a guess: it knows neither the workers' shares nor the dataset.
+    if isinstance(batches, DataLoader) and isinstance(batches.dataset, IterableDataset):
+        return None
+    if isinstance(batches, Sized):
+        return len(batches)
+    return None
