@@ -1,0 +1,119 @@
+"""`Callback`: the hooks around the loop, when each one fires, and what its `logs` hold.
+
+Knows the Trainer only by what `set_trainer` gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from xlatrainer.trainer.trainer import Trainer
+
+__all__ = ["Callback", "LogValues", "MaybeReady"]
+
+LogValues = Mapping[str, float]
+
+
+@runtime_checkable
+class MaybeReady(Protocol):
+    """Logs whose values may not be computed yet."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether reading a value would not wait."""
+
+
+class Callback:
+    """Base class of what acts during training; override the hooks you need.
+
+    `fit` calls, in this order::
+
+        on_train_begin
+          on_epoch_begin(epoch)                       once an epoch, counted from 0
+            on_train_batch_begin(batch)               once a batch, counted from 0 in each epoch
+            on_train_batch_end(batch, logs)
+            on_test_begin                             with validation data, after the last batch of the epoch
+              on_test_batch_begin(batch)
+              on_test_batch_end(batch, logs)
+            on_test_end(logs)
+          on_epoch_end(epoch, logs)
+        on_train_end(logs)
+
+    `evaluate` calls the `on_test_*` hooks, `predict` the `on_predict_*` hooks.
+
+    `logs` maps names to values: the loss and the metrics over the epoch so far, in `on_epoch_end` those of the
+    validation too, under `val_` names. **Reading a value waits for the device; not reading it costs nothing**, so
+    a hook that runs every batch should read only now and then. Where a hook has nothing to report, `logs` is empty.
+
+    Attributes:
+        trainer: The Trainer that calls. Set `trainer.stop_training = True` to stop after the current batch.
+        model: The model being trained.
+        params: "epochs", "steps" (batches an epoch, None if unknown) and "verbose" of the current call.
+    """
+
+    trainer: Trainer
+    model: nn.Module
+    params: Mapping[str, Any]
+
+    def set_trainer(self, trainer: Trainer) -> None:
+        """Called before the first hook of each `fit`, `evaluate` or `predict`."""
+        self.trainer = trainer
+        self.model = trainer.model
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        """Called before the first hook of each `fit`, `evaluate` or `predict`."""
+        self.params = params
+
+    def on_train_begin(self, logs: LogValues) -> None:
+        """`fit` begins."""
+
+    def on_train_end(self, logs: LogValues) -> None:
+        """`fit` ends; `logs` are those of the last epoch."""
+
+    def on_epoch_begin(self, epoch: int, logs: LogValues) -> None:
+        """An epoch begins."""
+
+    def on_epoch_end(self, epoch: int, logs: LogValues) -> None:
+        """An epoch and its validation are done."""
+
+    def on_train_batch_begin(self, batch: int, logs: LogValues) -> None:
+        """A training batch begins; calls `on_batch_begin`."""
+        self.on_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: LogValues) -> None:
+        """A training batch has been handed to the device; calls `on_batch_end`."""
+        self.on_batch_end(batch, logs)
+
+    def on_batch_begin(self, batch: int, logs: LogValues) -> None:
+        """Another name for `on_train_batch_begin`."""
+
+    def on_batch_end(self, batch: int, logs: LogValues) -> None:
+        """Another name for `on_train_batch_end`."""
+
+    def on_test_begin(self, logs: LogValues) -> None:
+        """`evaluate` begins, or the validation of an epoch."""
+
+    def on_test_end(self, logs: LogValues) -> None:
+        """`evaluate` ends, or the validation of an epoch; the names in `logs` have no `val_`."""
+
+    def on_test_batch_begin(self, batch: int, logs: LogValues) -> None:
+        """A batch of `evaluate` or of a validation begins."""
+
+    def on_test_batch_end(self, batch: int, logs: LogValues) -> None:
+        """A batch of `evaluate` or of a validation has been handed to the device."""
+
+    def on_predict_begin(self, logs: LogValues) -> None:
+        """`predict` begins."""
+
+    def on_predict_end(self, logs: LogValues) -> None:
+        """`predict` ends."""
+
+    def on_predict_batch_begin(self, batch: int, logs: LogValues) -> None:
+        """A batch of `predict` begins."""
+
+    def on_predict_batch_end(self, batch: int, logs: LogValues) -> None:
+        """A batch of `predict` has been handed to the device."""

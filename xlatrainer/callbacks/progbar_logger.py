@@ -1,0 +1,179 @@
+"""`ProgbarLogger`: a progress bar in a terminal, or one line an epoch.
+
+Owns how values are shown. It never makes the device wait while batches run: the bar shows the newest values that
+happen to be ready, and only the end of an epoch reads values that may not be.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from tqdm import tqdm
+
+from xlatrainer.callbacks.callback import Callback, LogValues, MaybeReady
+
+__all__ = ["ProgbarLogger", "resolve_verbose"]
+
+_SECONDS_BETWEEN_REFRESHES = 0.25
+_LOGS_KEPT = 32
+
+
+def resolve_verbose(verbose: str | int) -> int:
+    """0 (silent), 1 (bar) or 2 (one line an epoch) for the `verbose` a user gave.
+
+    Args:
+        verbose: 0, 1, 2, or "auto": 1 if stdout is a terminal, otherwise 2.
+
+    Raises:
+        ValueError: For anything else.
+    """
+    if verbose == "auto":
+        return 1 if sys.stdout.isatty() else 2
+    if verbose in (0, 1, 2):
+        return int(verbose)
+    raise ValueError(f'verbose must be "auto", 0 (silent), 1 (progress bar) or 2 (one line an epoch), not {verbose!r}')
+
+
+class ProgbarLogger(Callback):
+    """Shows loss, metrics and examples a second; the Trainer adds one by itself unless `verbose` is 0.
+
+    With `verbose=1` a bar that is redrawn at most four times a second, with `verbose=2` a line at the end of each epoch
+    and of each `evaluate`.
+    """
+
+    def __init__(self) -> None:
+        self._bar: _Bar | None = None
+        self._in_fit = False
+        self._title = ""
+        self._suffix = ""
+
+    def on_train_begin(self, logs: LogValues) -> None:
+        self._in_fit = True
+
+    def on_train_end(self, logs: LogValues) -> None:
+        self._in_fit = False
+
+    def on_epoch_begin(self, epoch: int, logs: LogValues) -> None:
+        self._title = f"Epoch {epoch + 1}/{self.params['epochs']}"
+        self._examples_before = self.trainer.num_examples
+        self._suffix = ""
+        self._begin()
+
+    def on_train_batch_end(self, batch: int, logs: LogValues) -> None:
+        self._show(batch, logs, self.trainer.num_examples - self._examples_before)
+
+    def on_epoch_end(self, epoch: int, logs: LogValues) -> None:
+        self._finish_training()
+        self._end(logs, self._suffix)
+
+    def on_test_begin(self, logs: LogValues) -> None:
+        if self._in_fit:
+            self._finish_training()
+        else:
+            self._title = "Evaluate"
+            self._begin()
+
+    def on_test_batch_end(self, batch: int, logs: LogValues) -> None:
+        if not self._in_fit:
+            self._show(batch, logs)
+
+    def on_test_end(self, logs: LogValues) -> None:
+        if not self._in_fit:
+            self._end(logs)
+
+    def on_predict_begin(self, logs: LogValues) -> None:
+        self._title = "Predict"
+        self._begin()
+
+    def on_predict_batch_end(self, batch: int, logs: LogValues) -> None:
+        self._show(batch, logs)
+
+    def on_predict_end(self, logs: LogValues) -> None:
+        self._end(logs)
+
+    def _begin(self) -> None:
+        self._start = self._last_refresh = time.perf_counter()
+        self._recent: deque[LogValues] = deque(maxlen=_LOGS_KEPT)
+        self._shown: Mapping[str, float] = {}
+        if self.params["verbose"] == 1:
+            self._bar = _Bar(self._title, self.params["steps"])
+
+    def _show(self, batch: int, logs: LogValues, num_examples: int = 0) -> None:
+        """Note the logs of a batch, and redraw the bar if it is time to."""
+        self._recent.append(logs)
+        now = time.perf_counter()
+        if self._bar is None or now - self._last_refresh < _SECONDS_BETWEEN_REFRESHES:
+            return
+        self._last_refresh = now
+        self._shown = self._newest_ready() or self._shown
+        self._bar.draw(batch + 1, _values_text(self._shown, _rate_text(num_examples, now - self._start)))
+
+    def _newest_ready(self) -> LogValues | None:
+        for logs in reversed(self._recent):
+            if not isinstance(logs, MaybeReady) or logs.is_ready:
+                return logs
+        return None
+
+    def _finish_training(self) -> None:
+        """The training batches of an epoch are over: wait for the last one, then the clock has the whole epoch."""
+        if self._suffix or not self._recent:
+            return
+        values = dict(self._recent[-1])
+        num_examples = self.trainer.num_examples - self._examples_before
+        self._suffix = _rate_text(num_examples, time.perf_counter() - self._start)
+        if self._bar is not None:
+            self._bar.draw(self._bar.total, _values_text(values, self._suffix))
+
+    def _end(self, logs: LogValues, suffix: str = "") -> None:
+        text = _values_text(logs, suffix)
+        seconds = time.perf_counter() - self._start
+        self._recent.clear()
+        if self._bar is not None:
+            self._bar.finish(text)
+            self._bar = None
+        else:
+            print(" - ".join(part for part in (self._title, f"{seconds:.1f}s", text) if part), flush=True)
+
+
+class _Bar:
+    """A tqdm bar whose count is set rather than advanced."""
+
+    def __init__(self, title: str, total: int | None) -> None:
+        self.total = total
+        self._count = 0
+        count = "{n_fmt}/{total_fmt}" if total else "{n_fmt}"
+        bar = "{desc}: {percentage:3.0f}%|{bar:20}| " if total else "{desc}: "
+        self._tqdm: Any = _QuietTqdm(
+            total=total,
+            desc=title,
+            file=sys.stdout,
+            dynamic_ncols=True,
+            mininterval=0,
+            bar_format=bar + count + " [{elapsed}{postfix}]",
+        )
+
+    def draw(self, count: int | None, text: str) -> None:
+        self._count = self._count if count is None else count
+        self._tqdm.n = self._count
+        self._tqdm.set_postfix_str(text, refresh=True)
+
+    def finish(self, text: str) -> None:
+        self.draw(self.total, text)
+        self._tqdm.close()
+
+
+class _QuietTqdm(tqdm):  # type: ignore[misc]  # tqdm has no types
+    monitor_interval = 0  # tqdm's watching thread is of no use to a bar that is redrawn by hand
+
+
+def _values_text(logs: LogValues, suffix: str) -> str:
+    texts = [f"{name}: {value:.4g}" if value else f"{name}: 0" for name, value in logs.items()]
+    return " - ".join([*texts, suffix] if suffix else texts)
+
+
+def _rate_text(num_examples: int, seconds: float) -> str:
+    return f"{num_examples / seconds:,.0f} examples/s" if num_examples and seconds > 0 else ""
