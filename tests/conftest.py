@@ -14,8 +14,13 @@ import torch
 SEED = 0
 GRACE_SECONDS = 2.0  # for threads and processes that are ending on their own
 
-# Variables that the test runner itself rewrites around each test.
-RUNNER_VARIABLES = {"PYTEST_CURRENT_TEST"}
+# Variables that others set for the rest of the process.
+LASTING_VARIABLES = {
+    "PYTEST_CURRENT_TEST": "pytest names the running test in it",
+    "TF_CPP_MIN_LOG_LEVEL": "jax, when it is imported",
+    "TPU_SKIP_MDS_QUERY": "jax, when it is imported on a machine without a TPU",
+    "TORCHINDUCTOR_CACHE_DIR": "torch, when its compiler is loaded, which the first optimizer does",
+}
 
 # Threads that live as long as the process by design, by the start of their name.
 LASTING_THREADS = {
@@ -101,7 +106,7 @@ def _wants_gpu(config: pytest.Config) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in RUNNER_VARIABLES}
+    return {name: value for name, value in os.environ.items() if name not in LASTING_VARIABLES}
 
 
 def _torch_settings() -> dict[str, object]:
