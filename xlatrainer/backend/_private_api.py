@@ -13,6 +13,7 @@ __all__ = [
     "BACKEND_KEY",
     "alias_as_strided",
     "all_overloads",
+    "call_cpu_kernel",
     "call_meta_kernel",
     "create_tensor",
     "has_kernel",
@@ -41,6 +42,11 @@ def alias_as_strided(
 def call_meta_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
     """Run the Meta kernel of `overload` on device tensors: for operators that only change sizes and strides."""
     return overload._op_dk(_META, *args, **kwargs)
+
+
+def call_cpu_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run the kernel that the CPU has of `overload` on device tensors: for view operators that look at no data."""
+    return overload._op_dk(DispatchKey.CPU, *args, **kwargs)
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from xlatrainer import config
 from xlatrainer.backend import counters
+from xlatrainer.backend.recorder import not_on_device
 from xlatrainer.backend.schema import signature
 from xlatrainer.backend.source import user_line
 from xlatrainer.backend.state import state
@@ -51,7 +52,11 @@ def run_on_cpu(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         def to_cpu(item: Any) -> Any:
             if isinstance(item, torch.device) and item.type == "xla":
                 return torch.device("cpu")
-            if not isinstance(item, torch.Tensor) or item.device.type != "xla":
+            if not isinstance(item, torch.Tensor):
+                return item
+            if item.device.type != "xla":
+                if item.dim():
+                    raise not_on_device(name, _argument_of(overload, args, kwargs, item), item)
                 return item
             if id(item) not in copies:
                 copies[id(item)] = read_to_host([item])[0]
@@ -71,9 +76,21 @@ def run_on_cpu(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return tree_map(to_xla, result)
 
 
-def _write_back(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], copies: dict[int, torch.Tensor]) -> None:
+def _given(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name."""
     names = [argument.name for argument in overload._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _argument_of(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: torch.Tensor) -> str:
+    for name, given in _given(overload, args, kwargs).items():
+        if any(item is tensor for item in (given if isinstance(given, list | tuple) else [given])):
+            return name
+    return "?"
+
+
+def _write_back(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], copies: dict[int, torch.Tensor]) -> None:
+    given = _given(overload, args, kwargs)
     for name in signature(overload).written:
         written = given.get(name)
         for tensor in written if isinstance(written, list | tuple) else [written]:

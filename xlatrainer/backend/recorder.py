@@ -25,7 +25,7 @@ from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import convert_array, empty_tensor, storage_data, value_of
 from xlatrainer.errors import LoweringError
 
-__all__ = ["Recorder", "not_on_device"]
+__all__ = ["Recorder", "check_device", "not_on_device"]
 
 
 class _TensorSlot(NamedTuple):
@@ -64,6 +64,12 @@ def not_on_device(operator: str, argument: str, tensor: torch.Tensor) -> Runtime
         f"'{argument}' of {operator} is on {tensor.device} with shape {tuple(tensor.shape)}, others are on xla:0. "
         f"Move it with `.to('xla')`"
     )
+
+
+def check_device(device: Any) -> None:
+    """Raise for a device that this process does not have."""
+    if isinstance(device, torch.device) and device.type == "xla" and device.index not in (None, 0):
+        raise IndexError(f"there is no device {device}: a process has one torch device, xla:0")
 
 
 class Recorder:
@@ -166,6 +172,7 @@ class Recorder:
     # What follows runs once for each new key.
 
     def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any]) -> _Call:
+        check_device(kwargs.get("device"))
         template = _Template(self.lifted)
         bound_args = tuple(template.bind(arg, position) for position, arg in enumerate(args))
         bound_kwargs = {name: template.bind(arg, name) for name, arg in kwargs.items()}

@@ -5,6 +5,7 @@ JAX is asked for its devices at the first use, never at import. 64-bit types are
 May import: jax, torch, numpy, dtypes, config, counters.
 """
 
+import warnings
 from typing import Any
 
 import jax
@@ -68,9 +69,9 @@ def to_host(buffer: Any) -> torch.Tensor:
     dtype = from_numpy(buffer.dtype)
     if default_device().platform == "cpu" and buffer.size and dtype.itemsize > 1:
         return torch.from_dlpack(buffer).clone()
-    host = np.array(buffer)  # a copy: JAX keeps the array it hands out
+    host = np.asarray(buffer)
     if host.dtype.isbuiltin != 1:
-        return torch.from_numpy(host.view(to_numpy(_BITS[host.dtype.itemsize]))).view(dtype)
-    return torch.from_numpy(host)
-
-
+        host = host.view(to_numpy(_BITS[host.dtype.itemsize]))
+    with warnings.catch_warnings():  # JAX's array is read-only, which the clone does not care about
+        warnings.filterwarnings("ignore", message=".*not writable", category=UserWarning)
+        return torch.from_numpy(host).clone().view(dtype)

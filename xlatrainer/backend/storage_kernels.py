@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from xlatrainer.backend._private_api import alias_as_strided, call_meta_kernel
+from xlatrainer.backend._private_api import alias_as_strided, call_cpu_kernel, call_meta_kernel
 from xlatrainer.backend.ir import make_spec
-from xlatrainer.backend.recorder import not_on_device
+from xlatrainer.backend.recorder import check_device, not_on_device
 from xlatrainer.backend.state import state
 from xlatrainer.backend.strided import Geometry, contiguous_strides, extent
 from xlatrainer.backend.tensor import (
@@ -70,6 +70,7 @@ def empty(
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
     _refuse_pinned(pin_memory)
+    check_device(device)
     shape = tuple(size)
     if any(length < 0 for length in shape):
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(shape)}: {list(shape)}")
@@ -86,6 +87,7 @@ def empty_strided(
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
     _refuse_pinned(pin_memory)
+    check_device(device)
     return _laid_out(tuple(size), dtype or torch.get_default_dtype(), tuple(stride))
 
 
@@ -110,6 +112,14 @@ def as_strided(
     return alias_as_strided(self, size, stride, offset)
 
 
+def as_strided_(
+    self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    """In place on the geometry: what `transpose_`, `squeeze_` and others end in."""
+    self.data = as_strided(self, size, stride, storage_offset)
+    return self
+
+
 def _geometry_only(overload: Any) -> Callable[..., Any]:
     """A kernel for a view operator that only needs torch's own work on sizes and strides."""
 
@@ -118,6 +128,11 @@ def _geometry_only(overload: Any) -> Callable[..., Any]:
         return call_meta_kernel(overload, self, *args, **kwargs)
 
     return kernel
+
+
+def view_dtype(self: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    _mark_viewed(self)
+    return call_cpu_kernel(aten.view.dtype, self, dtype)
 
 
 def clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
@@ -197,8 +212,8 @@ def resize_(
             data.spec = grown
         data.viewed = True
         stride = _strides(shape, memory_format)
-        # the geometry of a tensor is changed in place by the native kernel of as_strided_
-        return call_meta_kernel(aten.as_strided_.default, self, shape, stride, self.storage_offset())
+        self.data = alias_as_strided(self, shape, stride, self.storage_offset())
+        return self
 
 
 def set_source_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -228,6 +243,7 @@ def kernels() -> dict[str, Callable[..., Any]]:
         "aten::empty.memory_format": empty,
         "aten::empty_strided": empty_strided,
         "aten::as_strided": as_strided,
+        "aten::as_strided_": as_strided_,
         "aten::clone": clone,
         "aten::copy_": copy_,
         "aten::_copy_from": _copy_from,
@@ -240,5 +256,5 @@ def kernels() -> dict[str, Callable[..., Any]]:
     for name in ("view", "unfold", "view_as_real", "view_as_complex", "_reshape_alias"):
         overload = getattr(aten, name).default
         table[overload.name()] = _geometry_only(overload)
-    table["aten::view.dtype"] = _geometry_only(aten.view.dtype)
+    table["aten::view.dtype"] = view_dtype
     return table
