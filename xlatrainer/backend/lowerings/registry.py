@@ -47,6 +47,8 @@ class Lowering:
         takes_specs: the function takes `out_specs`, the specs of the results, and `Number`s instead of arrays.
         supports: given the call's arguments as torch has them, says whether the function can express the call; where it
             says no, the call runs on the CPU. For what depends on dtypes or options only: it must not read data.
+        supports: given the call's arguments as torch has them, says whether the function can express the call; where it
+            says no, the call runs on the CPU. For what depends on dtypes or options only: it must not read data.
     """
 
     name: str
@@ -95,12 +97,13 @@ def lowering(
     mutates: tuple[str, ...] = (),
     random: bool = False,
     takes_specs: bool = False,
+    supports: Callable[..., bool] | None = None,
 ) -> Callable[[_F], _F]:
     """Register a function as the lowering of the overloads `names` (without `aten::`); see `Lowering` for the options."""
 
     def register(function: _F) -> _F:
         for name in names:
-            options = {"mutates": mutates, "random": random, "takes_specs": takes_specs}
+            options = {"mutates": mutates, "random": random, "takes_specs": takes_specs, "supports": supports}
             _register(name, function, static=frozenset(static), **options)
         return function
 
@@ -161,7 +164,7 @@ def _promoted(function: Callable[..., Any], overload: Any, to: str) -> Callable[
         result = function(*map(convert, args), **{name: convert(arg) for name, arg in kwargs.items()})
         return jax.lax.convert_element_type(result, to_numpy(out))
 
-    call.__qualname__ = function.__qualname__
+    call.__qualname__ = getattr(function, "__qualname__", repr(function))
     call.__doc__ = function.__doc__
     return call
 
