@@ -1,1 +1,1 @@
-"""To come."""
+"""Scaled dot-product attention, where torch hands it to the device whole."""

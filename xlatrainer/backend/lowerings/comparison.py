@@ -120,7 +120,7 @@ def clamp_max(self, max):
     return jnp.minimum(self, max)
 
 
-@lowering("where.self", specs=True)
+@lowering("where.self", takes_specs=True)
 def where_self(condition, self, other, *, out_specs):
     dtype = to_numpy(out_specs[0].dtype)
     self, other = (x.array if isinstance(x, Number) else x for x in (self, other))
@@ -246,7 +246,7 @@ def _flat_median(self, ignore_nan):
     return _median(self.reshape(-1), 0, False, ignore_nan)[0]
 
 
-@lowering("searchsorted.Tensor", specs=True)
+@lowering("searchsorted.Tensor", takes_specs=True)
 def searchsorted_tensor(
     sorted_sequence, self, *, out_int32=False, right=False, side=None, sorter=None, out_specs
 ):
@@ -255,7 +255,7 @@ def searchsorted_tensor(
     return _searchsorted(sorted_sequence, self, right or side == "right", out_specs[0])
 
 
-@lowering("searchsorted.Scalar", specs=True)
+@lowering("searchsorted.Scalar", takes_specs=True)
 def searchsorted_scalar(
     sorted_sequence, self, *, out_int32=False, right=False, side=None, sorter=None, out_specs
 ):
@@ -265,7 +265,7 @@ def searchsorted_scalar(
     return _searchsorted(sorted_sequence, value, right or side == "right", out_specs[0])
 
 
-@lowering("bucketize.Tensor", specs=True)
+@lowering("bucketize.Tensor", takes_specs=True)
 def bucketize_tensor(self, boundaries, *, out_int32=False, right=False, out_specs):
     return _searchsorted(boundaries, self, right, out_specs[0])
 

@@ -22,7 +22,7 @@ def zero(self):
     return jnp.zeros_like(self)
 
 
-@lowering("scalar_tensor", specs=True)
+@lowering("scalar_tensor", takes_specs=True)
 def scalar_tensor(s, *, dtype=None, layout=None, device=None, pin_memory=None, out_specs):
     return _array(s).astype(to_numpy(out_specs[0].dtype))
 
@@ -35,12 +35,12 @@ def _range(start, step, spec):
     return (jnp.asarray(start, dtype) + steps * jnp.asarray(step, dtype)).astype(to_numpy(spec.dtype))
 
 
-@lowering("arange", static=("end",), specs=True)
+@lowering("arange", static=("end",), takes_specs=True)
 def arange(end, *, dtype=None, layout=None, device=None, pin_memory=None, out_specs):
     return _range(0, 1, out_specs[0])
 
 
-@lowering("arange.start", "arange.start_step", static=("start", "end", "step"), specs=True)
+@lowering("arange.start", "arange.start_step", static=("start", "end", "step"), takes_specs=True)
 def arange_start_step(start, end, step=1, *, dtype=None, layout=None, device=None, pin_memory=None, out_specs):
     return _range(start, step, out_specs[0])
 
@@ -57,7 +57,7 @@ def _working_dtype(dtype):
     return to_numpy(dtype) if dtype.is_complex else jnp.float64
 
 
-@lowering("linspace", "linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor", specs=True)
+@lowering("linspace", "linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor", takes_specs=True)
 def linspace(start, end, steps, *, dtype=None, layout=None, device=None, pin_memory=None, out_specs):
     out = out_specs[0].dtype
     if steps == 1:
@@ -71,7 +71,7 @@ def linspace(start, end, steps, *, dtype=None, layout=None, device=None, pin_mem
     "logspace.Tensor_Scalar",
     "logspace.Scalar_Tensor",
     static=("base",),
-    specs=True,
+    takes_specs=True,
 )
 def logspace(start, end, steps, base=10.0, *, dtype=None, layout=None, device=None, pin_memory=None, out_specs):
     out = out_specs[0].dtype
@@ -79,7 +79,7 @@ def logspace(start, end, steps, base=10.0, *, dtype=None, layout=None, device=No
     return jnp.power(jnp.asarray(base, exponents.dtype), exponents).astype(to_numpy(out))
 
 
-@lowering("eye", "eye.m", specs=True)
+@lowering("eye", "eye.m", takes_specs=True)
 def eye(n, m=None, *, dtype=None, layout=None, device=None, pin_memory=None, out_specs):
     return jnp.eye(n, m, dtype=to_numpy(out_specs[0].dtype))
 
@@ -94,12 +94,12 @@ def triu(self, diagonal=0):
     return jnp.triu(self, diagonal)
 
 
-@lowering("tril_indices", specs=True)
+@lowering("tril_indices", takes_specs=True)
 def tril_indices(row, col, offset=0, *, dtype=None, layout=None, device=None, pin_memory=None, out_specs):
     return jnp.asarray(np.stack(np.tril_indices(row, offset, col)), to_numpy(out_specs[0].dtype))
 
 
-@lowering("triu_indices", specs=True)
+@lowering("triu_indices", takes_specs=True)
 def triu_indices(row, col, offset=0, *, dtype=None, layout=None, device=None, pin_memory=None, out_specs):
     return jnp.asarray(np.stack(np.triu_indices(row, offset, col)), to_numpy(out_specs[0].dtype))
 

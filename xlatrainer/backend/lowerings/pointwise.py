@@ -150,11 +150,6 @@ def reciprocal(self):
     return 1 / self
 
 
-@pointwise("square")
-def square(self):
-    return jnp.square(self)
-
-
 @pointwise("hypot")
 def hypot(self, other):
     return jnp.hypot(self, other)
@@ -274,11 +269,6 @@ def nan_to_num(self, nan=None, posinf=None, neginf=None):
 def logit(self, eps=None):
     clipped = self if eps is None else jnp.clip(self, eps, 1 - eps)
     return jnp.log(clipped / (1 - clipped))
-
-
-@pointwise("real")
-def real(self):
-    return jnp.real(self)
 
 
 @pointwise("angle", to="float")
