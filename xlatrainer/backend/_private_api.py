@@ -13,7 +13,7 @@ __all__ = [
     "BACKEND_KEY",
     "alias_as_strided",
     "all_overloads",
-    "call_cpu_kernel",
+    "call_composite_kernel",
     "call_meta_kernel",
     "create_tensor",
     "has_kernel",
@@ -44,9 +44,14 @@ def call_meta_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
     return overload._op_dk(_META, *args, **kwargs)
 
 
-def call_cpu_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run the kernel that the CPU has of `overload` on device tensors: for view operators that look at no data."""
-    return overload._op_dk(DispatchKey.CPU, *args, **kwargs)
+def call_composite_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run the one kernel that torch has of `overload` for all backends, on device tensors, from within our own kernel.
+
+    Only for overloads that have such a kernel: torch calls a null pointer for others.
+    """
+    if not has_kernel(overload, "CompositeExplicitAutograd"):
+        raise RuntimeError(f"{overload.name()} has no kernel for all backends in torch {torch.__version__}")
+    return overload._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from xlatrainer.backend._private_api import alias_as_strided, call_cpu_kernel, call_meta_kernel
+from xlatrainer.backend._private_api import alias_as_strided, call_composite_kernel, call_meta_kernel
 from xlatrainer.backend.ir import make_spec
 from xlatrainer.backend.recorder import check_device, not_on_device
 from xlatrainer.backend.state import state
@@ -132,7 +132,16 @@ def _geometry_only(overload: Any) -> Callable[..., Any]:
 
 def view_dtype(self: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     _mark_viewed(self)
-    return call_cpu_kernel(aten.view.dtype, self, dtype)
+    return call_composite_kernel(aten.view.dtype, self, dtype)
+
+
+def set_storage(
+    self: torch.Tensor, source: Any, storage_offset: int = 0, size: Sequence[int] = (), stride: Sequence[int] = ()
+) -> torch.Tensor:
+    if source.device.type != "xla":
+        raise RuntimeError(f"aten::set_: cannot set an xla tensor to a storage on {source.device}")
+    source._xla.viewed = True
+    return call_meta_kernel(aten.set_.source_Storage_storage_offset, self, source, storage_offset, size, stride)
 
 
 def clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
@@ -250,6 +259,7 @@ def kernels() -> dict[str, Callable[..., Any]]:
         "aten::_local_scalar_dense": local_scalar_dense,
         "aten::resize_": resize_,
         "aten::set_.source_Tensor": set_source_tensor,
+        "aten::set_.source_Storage_storage_offset": set_storage,
         "aten::is_set_to": _is_set_to,
         "aten::is_pinned": _is_pinned,
     }
@@ -257,4 +267,5 @@ def kernels() -> dict[str, Callable[..., Any]]:
         overload = getattr(aten, name).default
         table[overload.name()] = _geometry_only(overload)
     table["aten::view.dtype"] = view_dtype
+    table["aten::_unsafe_view"] = _geometry_only(aten.view.default)
     return table
