@@ -25,7 +25,7 @@ from xlatrainer.backend.lowerings.registry import Lowering, find
 from xlatrainer.backend.recorder import Recorder
 from xlatrainer.backend.schema import Signature, functional_twin, signature
 from xlatrainer.backend.state import state
-from xlatrainer.backend.tensor import assign, new_tensor
+from xlatrainer.backend.tensor import assign, from_host, new_tensor
 
 __all__ = ["register_kernels"]
 
@@ -160,8 +160,30 @@ def _guarded(kernel: Kernel, overload: Any, lowering: Lowering) -> Kernel:
     return guarded
 
 
+def _moving_indices(kernel: Kernel, position: int) -> Kernel:
+    """`kernel` for an operator whose list of index tensors may lie on the CPU (`tensor[[0, 2]]`), as on any device."""
+
+    def moving(*args: Any, **kwargs: Any) -> Any:
+        with state.lock:
+            indices = [
+                new_tensor(from_host(index)) if index is not None and index.device.type == "cpu" else index
+                for index in args[position]
+            ]
+        return kernel(*args[:position], indices, *args[position + 1 :], **kwargs)
+
+    return moving
+
+
 def _kernel_for(overload: Any) -> Kernel | None:
     """The kernel of an overload, or None to leave it to torch or to the fallback."""
+    kernel = _recording_kernel_for(overload)
+    for position, argument in enumerate(overload._schema.arguments):
+        if kernel is not None and argument.name == "indices" and str(argument.type) == "List[Optional[Tensor]]":
+            return _moving_indices(kernel, position)
+    return kernel
+
+
+def _recording_kernel_for(overload: Any) -> Kernel | None:
     lowering = find(overload.name())
     if lowering is not None:
         return _guarded(_functional(overload, lowering), overload, lowering)
