@@ -59,7 +59,7 @@ def run_on_cpu(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                     raise not_on_device(name, _argument_of(overload, args, kwargs, item), item)
                 return item
             if id(item) not in copies:
-                copies[id(item)] = read_to_host([item])[0]
+                copies[id(item)] = _copy_of(item)
                 originals[id(item)] = item
             return copies[id(item)]
 
@@ -74,6 +74,13 @@ def run_on_cpu(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             return back[id(item)] if id(item) in back else new_tensor(from_host(item))
 
         return tree_map(to_xla, result)
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU copy with the same strides where those are dense: gradients of some operators depend on them."""
+    copy = read_to_host([tensor])[0]
+    laid_out = torch.empty_like(tensor, device="cpu")
+    return copy if laid_out.stride() == copy.stride() else laid_out.copy_(copy)
 
 
 def _given(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -196,8 +196,10 @@ def _recording_kernel_for(overload: Any) -> Kernel | None:
             return _guarded(kernel, overload, lowering)
     if any(has_kernel(overload, key) for key in _NATIVE):
         return None
-    # torch makes `empty` and an out= call of a structured operator, which would hide it from the fallback
-    return _cpu(overload) if has_kernel(overload, "CompositeExplicitAutogradNonFunctional") else None
+    # What torch registers under this key is made of other operators, unless there is a kernel for the CPU too: then it is
+    # a structured operator, of which torch makes `empty` and an out= call, which would hide it from the fallback.
+    structured = has_kernel(overload, "CompositeExplicitAutogradNonFunctional") and has_kernel(overload, "CPU")
+    return _cpu(overload) if structured else None
 
 
 _libraries: list[torch.library.Library] = []

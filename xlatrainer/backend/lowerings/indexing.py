@@ -17,8 +17,18 @@ from xlatrainer.backend.lowerings.registry import lowering
 _MASKS = ("torch.bool", "torch.uint8")
 
 
+_OF_BOOLS = {"add": "max", "multiply": "min"}
+
+
 def _as(number, dtype):
     return jnp.asarray(number).astype(dtype)
+
+
+def _write(target, method, values):
+    """Write through `array.at[...]` by `set`, `add`, `multiply`, `max` or `min`; sums of bools are their `or`."""
+    dtype = target.array.dtype
+    method = _OF_BOOLS.get(method, method) if dtype == jnp.bool_ else method
+    return getattr(target, method)(values.astype(dtype), mode="drop")
 
 
 # index and index_put
@@ -52,8 +62,7 @@ def index_put(self, indices, values, accumulate=False, unsafe=False):
     if first is not None and first.dtype == jnp.bool_:
         mask = first.reshape(first.shape + (1,) * (self.ndim - first.ndim))
         return jnp.where(mask, values.reshape(()), self)
-    target = self.at[_place(self, indices)]
-    return target.add(values, mode="drop") if accumulate else target.set(values, mode="drop")
+    return _write(self.at[_place(self, indices)], "add" if accumulate else "set", values)
 
 
 # along one dim
@@ -89,7 +98,7 @@ def _scatter(method, self, dim, index, src):
     if src.shape == (1,):
         src = jnp.broadcast_to(src.reshape((1,) * index.ndim), index.shape)
     src = src[tuple(slice(n) for n in index.shape)]
-    return getattr(self.at[_along(index, dim % self.ndim)], method)(src.astype(self.dtype), mode="drop").reshape(shape)
+    return _write(self.at[_along(index, dim % self.ndim)], method, src).reshape(shape)
 
 
 @lowering("scatter.src", "scatter.value")
@@ -157,19 +166,19 @@ def index_select(self, dim, index):
 def index_add(self, dim, index, source, *, alpha=1):
     (array,) = _at_least_1d(self)
     update = (source * _as(alpha, source.dtype)).astype(self.dtype)
-    return _rows(array, dim, index).add(_like_rows(update, array, dim, index), mode="drop").reshape(self.shape)
+    return _write(_rows(array, dim, index), "add", _like_rows(update, array, dim, index)).reshape(self.shape)
 
 
 @lowering("index_copy")
 def index_copy(self, dim, index, source):
     (array,) = _at_least_1d(self)
-    return _rows(array, dim, index).set(_like_rows(source, array, dim, index), mode="drop").reshape(self.shape)
+    return _write(_rows(array, dim, index), "set", _like_rows(source, array, dim, index)).reshape(self.shape)
 
 
 @lowering("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(self, dim, index, value):
     (array,) = _at_least_1d(self)
-    return _rows(array, dim, index).set(_as(value, self.dtype), mode="drop").reshape(self.shape)
+    return _write(_rows(array, dim, index), "set", jnp.asarray(value)).reshape(self.shape)
 
 
 def _like_rows(source, array, dim, index):
@@ -185,8 +194,7 @@ def index_reduce(self, dim, index, source, reduce, *, include_self=True):
     source = _like_rows(source, array, dim, index)
 
     def write(method, array, ones):
-        update = jnp.ones_like(source) if ones else source
-        return getattr(_rows(array, dim, index), method)(update.astype(array.dtype), mode="drop")
+        return _write(_rows(array, dim, index), method, jnp.ones_like(source) if ones else source)
 
     return _reduced_into(write, array, reduce, include_self).reshape(self.shape)
 
@@ -199,8 +207,7 @@ def take(self, index):
 @lowering("put")
 def put(self, index, source, accumulate=False):
     target = self.reshape(-1).at[index.reshape(-1)]
-    write = target.add if accumulate else target.set
-    return write(source.reshape(-1), mode="drop").reshape(self.shape)
+    return _write(target, "add" if accumulate else "set", source.reshape(-1)).reshape(self.shape)
 
 
 def _length_is_given(repeats, *, output_size=None):

@@ -82,7 +82,7 @@ def addr(self, vec1, vec2, *, beta=1, alpha=1, out_specs):
     alpha = getattr(alpha, "array", alpha)
     product = vec1.astype(dtype)[:, None] * vec2.astype(dtype)
     if dtype == jnp.bool_:
-        return product & bool(alpha) | (self & bool(beta))
+        return product & (jnp.asarray(alpha) != 0) | (self & (beta != 0))
     product = _scaled(product, alpha)
     return jnp.broadcast_to(product if beta == 0 else product + _scaled(self.astype(dtype), beta), product.shape)
 
@@ -257,15 +257,24 @@ def _pivot_sign(pivots):
     return 1 - 2 * (moved % 2)
 
 
-@lowering("_linalg_det")
+def _has_known_layout(A):
+    return A.is_contiguous() or A.is_complex()
+
+
+def _lu_for_gradient(A):
+    """What torch's own gradients of determinants expect of a contiguous matrix of real numbers: LU of its transpose."""
+    return _lu(A if jnp.iscomplexobj(A) else A.swapaxes(-1, -2))
+
+
+@lowering("_linalg_det", supports=_has_known_layout)
 def linalg_det(A):
-    factors, pivots, _ = _lu(A)
+    factors, pivots, _ = _lu_for_gradient(A)
     return jnp.prod(_diagonal(factors), -1) * _pivot_sign(pivots).astype(A.dtype), factors, pivots
 
 
-@lowering("_linalg_slogdet")
+@lowering("_linalg_slogdet", supports=_has_known_layout)
 def linalg_slogdet(A):
-    factors, pivots, _ = _lu(A)
+    factors, pivots, _ = _lu_for_gradient(A)
     diagonal = _diagonal(factors)
     sign = jnp.prod(jnp.sign(diagonal), -1) * _pivot_sign(pivots).astype(A.dtype)
     return sign, jnp.sum(jnp.log(jnp.abs(diagonal)), -1), factors, pivots
@@ -279,11 +288,6 @@ def linalg_qr(A, mode="reduced"):
     if mode == "r":
         return jnp.zeros(0, A.dtype), jnp.linalg.qr(A, mode="r")
     return tuple(jnp.linalg.qr(A, mode=mode))
-
-
-@lowering("geqrf")
-def geqrf(self):
-    return tuple(lax.linalg.geqrf(self))
 
 
 @lowering("linalg_householder_product")

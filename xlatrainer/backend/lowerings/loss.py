@@ -218,8 +218,8 @@ def soft_margin_loss_backward(grad_output, self, target, reduction):
 
 @lowering("log_sigmoid_forward")
 def log_sigmoid_forward(self):
-    """`buffer` is for torch's CPU kernels only; elsewhere it is empty."""
-    return jax.nn.log_sigmoid(_wide(self)).astype(self.dtype), jnp.zeros(0, self.dtype)
+    """`buffer` is of use to torch's CPU kernels only."""
+    return jax.nn.log_sigmoid(_wide(self)).astype(self.dtype), jnp.zeros_like(self)
 
 
 @lowering("log_sigmoid_backward")

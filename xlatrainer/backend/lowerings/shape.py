@@ -1,5 +1,7 @@
 """Rearrangements that are no views: they make a new tensor out of an old one's elements."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -12,7 +14,7 @@ from xlatrainer.backend.lowerings.registry import lowering
 def pixel_shuffle(self, upscale_factor):
     *batch, channels, height, width = self.shape
     r = upscale_factor
-    blocks = self.reshape(-1, channels // (r * r), r, r, height, width)
+    blocks = self.reshape(math.prod(batch), channels // (r * r), r, r, height, width)
     return blocks.transpose(0, 1, 4, 2, 5, 3).reshape(*batch, channels // (r * r), height * r, width * r)
 
 
@@ -20,7 +22,7 @@ def pixel_shuffle(self, upscale_factor):
 def pixel_unshuffle(self, downscale_factor):
     *batch, channels, height, width = self.shape
     r = downscale_factor
-    blocks = self.reshape(-1, channels, height // r, r, width // r, r)
+    blocks = self.reshape(math.prod(batch), channels, height // r, r, width // r, r)
     return blocks.transpose(0, 1, 3, 5, 2, 4).reshape(*batch, channels * r * r, height // r, width // r)
 
 
@@ -117,8 +119,9 @@ def constant_pad_nd(self, pad, value=0):
 def _padded(mode, self, padding):
     widths = [(0, 0)] * (self.ndim - len(padding) // 2)
     widths += [(padding[i], padding[i + 1]) for i in range(len(padding) - 2, -1, -2)]
-    cut = tuple(slice(max(-low, 0), n - max(-high, 0)) for n, (low, high) in zip(self.shape, widths, strict=True))
-    return jnp.pad(self[cut], [(max(low, 0), max(high, 0)) for low, high in widths], mode=mode)
+    padded = jnp.pad(self, [(max(low, 0), max(high, 0)) for low, high in widths], mode=mode)
+    cut = tuple(slice(max(-low, 0), n - max(-high, 0)) for n, (low, high) in zip(padded.shape, widths, strict=True))
+    return padded[cut]
 
 
 def _register_padding(name, mode):
