@@ -3,6 +3,8 @@
 torch looks these functions up by name on `torch.get_device_module("xla")`. May import: state, device functions, runtime.
 """
 
+import contextlib
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +49,13 @@ def set_device(device: Any) -> None:
         raise IndexError(f"there is no device xla:{index}; a process has one torch device, xla:0")
 
 
+@contextlib.contextmanager
+def device(device: Any) -> Iterator[None]:
+    """Context manager that makes `device` the current one: there is only one."""
+    set_device(device)
+    yield
+
+
 def synchronize(device: Any = None) -> None:
     """Run what is pending and wait for it."""
     run_pending()
@@ -67,6 +76,7 @@ def make_device_module() -> ModuleType:
         "_is_in_bad_fork": is_in_bad_fork,
         "device_count": device_count,
         "current_device": current_device,
+        "device": device,
         "set_device": set_device,
         "synchronize": synchronize,
         "manual_seed": manual_seed,
@@ -77,4 +87,5 @@ def make_device_module() -> ModuleType:
     }
     for name, function in functions.items():
         setattr(module, name, function)
+    module._initialized = True  # type: ignore[attr-defined]  # torch.utils.checkpoint asks before it saves random states
     return module

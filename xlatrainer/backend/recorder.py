@@ -144,6 +144,12 @@ class Recorder:
                 self._scan(item, where, slots, key, numbers)
         elif isinstance(arg, _Tensor):
             self._scan_tensor(arg, where, slots, key, numbers)
+        elif kind is torch.Generator:
+            raise RuntimeError(
+                f"Expected a 'xla' device type for generator but found '{arg.device.type}' ({self.name}): the device has "
+                "one stream of random numbers, seeded by `torch.manual_seed` or `xla.manual_seed`; draw on the CPU and "
+                "move the result to use a generator of your own"
+            )
         else:
             key.append((kind, arg))
 

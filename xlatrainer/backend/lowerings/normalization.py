@@ -34,17 +34,15 @@ def _batch_norm(input, weight, bias, running_mean, running_var, training, moment
             unbiased = var * (count / max(count - 1, 1))
             running_mean = _moved(running_mean, mean, momentum)
             running_var = _moved(running_var, unbiased, momentum)
-        saved = mean, invstd
     else:
         mean, var = running_mean.astype(acc), running_var.astype(acc)
         invstd = lax.rsqrt(var + eps.astype(acc))
         centered = x - _per_channel(mean, x.ndim)
-        saved = jnp.zeros((0,), acc), jnp.zeros((0,), acc)
     scale = invstd if weight is None else invstd * weight.astype(acc)
     out = centered * _per_channel(scale, x.ndim)
     if bias is not None:
         out = out + _per_channel(bias.astype(acc), x.ndim)
-    return out.astype(input.dtype), saved, running_mean, running_var
+    return out.astype(input.dtype), (mean, invstd), running_mean, running_var
 
 
 def _moved(running, new, momentum):
