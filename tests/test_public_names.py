@@ -13,6 +13,7 @@ PUBLIC_NAMES = {
     "Trainer",
     "__version__",
     "callbacks",
+    "counters",
     "data",
     "device",
     "device_count",
@@ -24,7 +25,7 @@ PUBLIC_NAMES = {
     "sync",
     "wait_device_ops",
 }
-PUBLIC_PACKAGES = {"callbacks", "data", "metrics", "strategies"}
+PUBLIC_MODULES = {"callbacks", "counters", "data", "metrics", "strategies"}
 
 
 def test_the_names_are_these() -> None:
@@ -47,9 +48,9 @@ def test_it_is_documented(name: str) -> None:
     assert value.__doc__, f"{name} only inherits its docstring"
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC_PACKAGES))
+@pytest.mark.parametrize("name", sorted(PUBLIC_MODULES))
 def test_its_exports_exist_and_are_documented(name: str) -> None:
-    """A public package declares its own names the same way."""
+    """A public module declares its own names the same way."""
     module = getattr(xlatrainer, name)
     assert isinstance(module, types.ModuleType)
     assert module.__all__, f"{name} declares no names"
