@@ -4,6 +4,8 @@
     history = xla.Trainer(model, optimizer="adam", metrics=["accuracy"]).fit(loader, epochs=5)
 """
 
+from xlatrainer import callbacks, data, metrics, strategies
+from xlatrainer.backend import counters
 from xlatrainer.backend.device import (
     device,
     device_count,
@@ -13,16 +15,23 @@ from xlatrainer.backend.device import (
     sync,
     wait_device_ops,
 )
+from xlatrainer.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Trainer",
     "__version__",
+    "callbacks",
+    "counters",
+    "data",
     "device",
     "device_count",
     "devices",
     "manual_seed",
+    "metrics",
     "real_devices",
+    "strategies",
     "sync",
     "wait_device_ops",
 ]
