@@ -1,7 +1,7 @@
 """xlatrainer: train PyTorch models through XLA, on a lazy `xla` device, with a Keras-style Trainer.
 
-    import xlatrainer as xla
-    history = xla.Trainer(model, optimizer="adam", metrics=["accuracy"]).fit(loader, epochs=5)
+import xlatrainer as xla
+history = xla.Trainer(model, optimizer="adam", metrics=["accuracy"]).fit(loader, epochs=5)
 """
 
 from xlatrainer import callbacks, data, metrics, strategies

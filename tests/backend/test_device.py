@@ -18,7 +18,11 @@ def test_names_of_the_device() -> None:
     assert xla.devices() == [torch.device("xla:0")]
     assert xla.device_count() == len(xla.real_devices()) >= 1
     assert torch.xla.is_available()  # type: ignore[attr-defined]
-    for call in (lambda: xla.device(1), lambda: torch.zeros(2, device="xla:1"), lambda: torch.arange(3, device="xla:1")):
+    for call in (
+        lambda: xla.device(1),
+        lambda: torch.zeros(2, device="xla:1"),
+        lambda: torch.arange(3, device="xla:1"),
+    ):
         with pytest.raises(IndexError, match="one torch device, xla:0"):
             call()
 
@@ -32,7 +36,9 @@ def test_tensors_are_plain() -> None:
     assert type(torch.nn.Parameter(tensor)) is torch.nn.Parameter
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32]
+)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3)])
 def test_round_trip(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     source = (torch.randn(shape) * 10).to(dtype)
@@ -115,7 +121,17 @@ def test_printing_runs_nothing_twice() -> None:
 def test_indexing_as_on_the_cpu() -> None:
     source = torch.arange(24.0).reshape(4, 6)
     on_xla = source.to("xla")
-    for index in (0, -1, slice(1, 3), (slice(None), 2), (..., -1), [0, 2], ([0, 2], [1, 1]), None, torch.tensor([3, 0])):
+    for index in (
+        0,
+        -1,
+        slice(1, 3),
+        (slice(None), 2),
+        (..., -1),
+        [0, 2],
+        ([0, 2], [1, 1]),
+        None,
+        torch.tensor([3, 0]),
+    ):
         torch.testing.assert_close(on_xla[index].cpu(), source[index])
     source[1:3, ::2] = 7
     on_xla[1:3, ::2] = 7
@@ -207,7 +223,9 @@ def test_a_model_moves_and_loads_in_place() -> None:
 
 def test_mixing_devices_is_an_error_that_names_the_argument() -> None:
     tensor = torch.ones(3, device="xla")
-    with pytest.raises(RuntimeError, match=r"not an XLA tensor: torch.FloatTensor.*argument 'other' of aten::add.Tensor"):
+    with pytest.raises(
+        RuntimeError, match=r"not an XLA tensor: torch.FloatTensor.*argument 'other' of aten::add.Tensor"
+    ):
         tensor + torch.ones(3)
     with pytest.raises(RuntimeError, match=r"argument 'self' of aten::add.Tensor is on cpu"):
         torch.ones(3) + tensor

@@ -25,7 +25,9 @@ class Counted:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.counts = {n: c - self.before.get(n, 0) for n, c in counters.snapshot().items() if c != self.before.get(n, 0)}
+        self.counts = {
+            n: c - self.before.get(n, 0) for n, c in counters.snapshot().items() if c != self.before.get(n, 0)
+        }
 
 
 def test_nothing_runs_until_something_is_read() -> None:

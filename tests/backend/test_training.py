@@ -58,7 +58,9 @@ def _tokens() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randint(0, 50, (8, 12)), torch.randint(0, 10, (8,))) for _ in range(STEPS)]
 
 
-def _losses(model: nn.Module, make: MakeOptimizer, batches: list[tuple[torch.Tensor, torch.Tensor]], device: str) -> torch.Tensor:
+def _losses(
+    model: nn.Module, make: MakeOptimizer, batches: list[tuple[torch.Tensor, torch.Tensor]], device: str
+) -> torch.Tensor:
     model.to(device)
     optimizer = make(model.parameters())
     losses = []
@@ -93,7 +95,9 @@ def _compare(model: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]],
     losses = _losses(twin, make, batches, "xla")
     torch.testing.assert_close(losses, expected, rtol=0, atol=1e-4)
     for (name, value), other in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
-        torch.testing.assert_close(other.cpu(), value, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            other.cpu(), value, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
     used = {n for n, count in counters.snapshot().items() if n.startswith("aten::") and count > before.get(n, 0)}
     assert not used, f"operators that ran on the CPU: {sorted(used)}"
 

@@ -24,17 +24,16 @@ BACKEND_KEY = "PrivateUse1"
 
 # A plain `torch.Tensor` on the renamed PrivateUse1 device, contiguous, with an empty storage of its own:
 # there is no public way to make one without a C++ extension (torch 2.11+).
-create_tensor: Callable[[Sequence[int], torch.dtype], torch.Tensor] = torch._C._acc.create_empty_tensor
+create_tensor: Callable[[tuple[int, ...], torch.dtype], torch.Tensor] = torch._C._acc.create_empty_tensor
 
 # `kernel(self, size, stride, offset)`: a new tensor over the storage of `self`. The Meta kernel of as_strided only
-# writes sizes and strides and, unlike the CPU's, does not compare them with the size of the storage, which is empty here.
+# writes sizes and strides and, unlike the CPU's, does not compare them with the size of the storage, which is empty
+# here.
 _as_strided = torch.ops.aten.as_strided.default
 _META = DispatchKey.Meta
 
 
-def alias_as_strided(
-    tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int
-) -> torch.Tensor:
+def alias_as_strided(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
     """A tensor that shares the storage of `tensor`, with the given geometry (in elements)."""
     return _as_strided._op_dk(_META, tensor, size, stride, offset)
 
@@ -83,7 +82,8 @@ def register_backend(name: str, module: Any) -> None:
     """Rename PrivateUse1 to `name` and register the device module, the hooks and the device guard with torch.
 
     `torch.utils.generate_methods_for_privateuse1_backend` cannot be used: it refuses the name, since
-    `torch.Tensor.is_xla` exists. The existing property asks for torch's built-in XLA key and is made to answer for ours.
+    `torch.Tensor.is_xla` exists. The existing property asks for torch's built-in XLA key and is made to answer for
+    ours.
     """
     hooks, guard = _Hooks(), _DeviceGuard()
     _KEPT.extend((hooks, guard))
@@ -91,7 +91,7 @@ def register_backend(name: str, module: Any) -> None:
     torch._register_device_module(name, module)
     torch._C._acc.register_python_privateuseone_hook(hooks)
     torch._C._acc.register_python_privateuseone_device_guard(guard)
-    torch.Tensor.is_xla = property(_is_xla)  # type: ignore[assignment,method-assign]
+    torch.Tensor.is_xla = property(_is_xla)  # type: ignore[attr-defined]
 
 
 def all_overloads() -> list[Any]:

@@ -1,6 +1,7 @@
 """What torch asks of a device module: `torch.xla` after registration.
 
-torch looks these functions up by name on `torch.get_device_module("xla")`. May import: state, device functions, runtime.
+torch looks these functions up by name on `torch.get_device_module("xla")`. May import: state, device functions,
+runtime.
 """
 
 import contextlib

@@ -10,7 +10,16 @@ import ml_dtypes
 import numpy as np
 import torch
 
-__all__ = ["Operand", "compute_dtype", "from_numpy", "is_supported", "number_dtype", "opmath", "result_type", "to_numpy"]
+__all__ = [
+    "Operand",
+    "compute_dtype",
+    "from_numpy",
+    "is_supported",
+    "number_dtype",
+    "opmath",
+    "result_type",
+    "to_numpy",
+]
 
 _TABLE: dict[torch.dtype, Any] = {
     torch.bool: np.bool_,

@@ -1,7 +1,8 @@
 """Turns a trace into an XLA program, compiles it once, runs it, and writes the results into the pending values.
 
-The identity of a program is the tree node where its trace ended and which of the trace's values are still alive. Buffers of
-leaves that nothing refers to any more (old parameters, old optimizer state) are donated: XLA writes results into them.
+The identity of a program is the tree node where its trace ended and which of the trace's values are still alive.
+Buffers of leaves that nothing refers to any more (old parameters, old optimizer state) are donated: XLA writes results
+into them.
 
 May import: state, ir, runtime, counters, errors.
 """
@@ -14,7 +15,6 @@ import jax
 import numpy as np
 
 from xlatrainer.backend import counters, runtime
-from xlatrainer.backend.dtypes import to_numpy
 from xlatrainer.backend.ir import Node, Trace, Value
 from xlatrainer.backend.state import state
 from xlatrainer.errors import CompileError, ExecutionError, LostValueError, LoweringError
@@ -122,9 +122,9 @@ def _needed(program: Program) -> set[int]:
 
 def _lower(program: Program, inputs: list[Any]) -> list[Any]:
     """The body of the program: lowers node by node. Runs once, under jax's tracing."""
-    random = inputs.pop() if program.random else None
-    ints = inputs.pop() if program.ints else None
-    floats = inputs.pop() if program.floats else None
+    random: Any = inputs.pop() if program.random else None
+    ints: Any = inputs.pop() if program.ints else ()
+    floats: Any = inputs.pop() if program.floats else ()
     base_key = None
     if random is not None:
         base_key = jax.random.wrap_key_data(jax.numpy.concatenate([random[:2], random[:2]]), impl="rbg")
@@ -142,13 +142,15 @@ def _lower(program: Program, inputs: list[Any]) -> list[Any]:
             key = None
             if operation.random and base_key is not None and random is not None:
                 key = jax.random.fold_in(base_key, random[2] + np.uint32(draws))
-            own_floats = floats[num_floats : num_floats + operation.num_floats] if operation.num_floats else None
-            own_ints = ints[num_ints : num_ints + operation.num_ints] if operation.num_ints else None
+            own_floats = floats[num_floats : num_floats + operation.num_floats]
+            own_ints = ints[num_ints : num_ints + operation.num_ints]
             operands = [env[slot] for slot in node.operands]
             try:
                 results = operation.lower(operands, own_floats, own_ints, key)
             except Exception as error:
-                raise LoweringError(f"{operation.name} could not be lowered: {error}\n  recorded at {node.line}") from error
+                raise LoweringError(
+                    f"{operation.name} could not be lowered: {error}\n  recorded at {node.line}"
+                ) from error
             env.update((first + i, result) for i, result in enumerate(results))
         num_floats += operation.num_floats
         num_ints += operation.num_ints

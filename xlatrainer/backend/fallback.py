@@ -34,8 +34,8 @@ def _announce(name: str) -> None:
     if name not in _warned:
         _warned.add(name)
         warnings.warn(
-            f"{name} has no lowering for xla: it runs on the CPU, which ends the trace and copies its tensors each time "
-            f"(first called at {user_line()}; said once for each operator)",
+            f"{name} has no lowering for xla: it runs on the CPU, which ends the trace and copies its tensors "
+            f"each time (first called at {user_line()}; said once for each operator)",
             RuntimeWarning,
             stacklevel=2,
         )

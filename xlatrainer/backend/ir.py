@@ -1,13 +1,13 @@
 """What is recorded: plain data, hashing and a text form. Knows nothing of tensors, lowerings or programs.
 
-A **Trace** is the list of operators recorded since the last sync. Each entry is a **Node**: an `Operation` and the slots
-of its operands. A slot is the number of a value within the trace: leaves (**DeviceData**, numbered at first use) and
-node outputs count together. Python numbers that may change are not part of a node: they are appended to the trace's
+A **Trace** is the list of operators recorded since the last sync. Each entry is a **Node**: an `Operation` and the
+slots of its operands. A slot is the number of a value within the trace: leaves (**DeviceData**, numbered at first use)
+and node outputs count together. Python numbers that may change are not part of a node: they are appended to the trace's
 `floats` and `ints`, which the program takes as inputs.
 
-Nodes are shared between traces: they form a tree in which every trace is a path from the root. Recording an operator that
-was recorded at this place before is one dictionary look-up, the node where a trace ends is the identity of what was
-recorded (no hash of the whole), and the user's line is looked up only where a trace leaves all the known paths.
+Nodes are shared between traces: they form a tree in which every trace is a path from the root. Recording an operator
+that was recorded at this place before is one dictionary look-up, the node where a trace ends is the identity of what
+was recorded (no hash of the whole), and the user's line is looked up only where a trace leaves all the known paths.
 
 May import: nothing of ours but errors.
 """

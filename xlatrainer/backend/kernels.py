@@ -119,8 +119,9 @@ def _write_out(name: str, out: torch.Tensor, value: Value) -> None:
     if tuple(out.shape) != spec.shape:
         if math.prod(out.shape):
             warnings.warn(
-                f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
-                f"match the required output shape {list(spec.shape)} (out= of {name}). Resize it first: `out.resize_(0)`",
+                f"An output with one or more elements was resized since it had shape {list(out.shape)}, which "
+                f"does not match the required output shape {list(spec.shape)} (out= of {name}). Resize it "
+                "first: `out.resize_(0)`",
                 UserWarning,
                 stacklevel=2,
             )
@@ -196,8 +197,8 @@ def _recording_kernel_for(overload: Any) -> Kernel | None:
             return _guarded(kernel, overload, lowering)
     if any(has_kernel(overload, key) for key in _NATIVE):
         return None
-    # What torch registers under this key is made of other operators, unless there is a kernel for the CPU too: then it is
-    # a structured operator, of which torch makes `empty` and an out= call, which would hide it from the fallback.
+    # What torch registers under this key is made of other operators, unless there is a kernel for the CPU too: then it
+    # is a structured operator, of which torch makes `empty` and an out= call, which would hide it from the fallback.
     structured = has_kernel(overload, "CompositeExplicitAutogradNonFunctional") and has_kernel(overload, "CPU")
     return _cpu(overload) if structured else None
 

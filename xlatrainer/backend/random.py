@@ -39,7 +39,9 @@ def get_rng_state(device: Any = "xla") -> torch.Tensor:
 def set_rng_state(new_state: torch.Tensor, device: Any = "xla") -> None:
     """Return to a state that `get_rng_state` gave; raises `ValueError` for anything else."""
     if new_state.dtype is not torch.uint8 or new_state.numel() != 16 or new_state.device.type != "cpu":
-        raise ValueError(f"a random state is a CPU uint8 tensor of 16 bytes, not {new_state.dtype} {tuple(new_state.shape)}")
+        raise ValueError(
+            f"a random state is a CPU uint8 tensor of 16 bytes, not {new_state.dtype} {tuple(new_state.shape)}"
+        )
     content = bytes(new_state.tolist())
     with state.lock:
         _settle()

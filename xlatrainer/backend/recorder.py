@@ -1,8 +1,9 @@
 """Records calls of operators that have a lowering: one `Recorder` for each overload.
 
-A call is scanned once. Tensors become slots of the trace; Python numbers that the operator computes with are lifted into
-the trace's inputs; what is left, with the specs of the tensors, is the key under which the `Operation` is found that was
-built when the operator was called like this for the first time. Only then are shapes inferred and the lowering bound.
+A call is scanned once. Tensors become slots of the trace; Python numbers that the operator computes with are lifted
+into the trace's inputs; what is left, with the specs of the tensors, is the key under which the `Operation` is found
+that was built when the operator was called like this for the first time. Only then are shapes inferred and the
+lowering bound.
 
 All calls must be made with `state.lock` held.
 
@@ -22,7 +23,7 @@ from xlatrainer.backend.lowerings.registry import Lowering, Number
 from xlatrainer.backend.schema import lifted_positions
 from xlatrainer.backend.shapes import infer, meta_tensor
 from xlatrainer.backend.state import state
-from xlatrainer.backend.tensor import convert_array, empty_tensor, storage_data, value_of
+from xlatrainer.backend.tensor import convert_array, value_of
 from xlatrainer.errors import LoweringError
 
 __all__ = ["Recorder", "check_device", "not_on_device"]
@@ -31,17 +32,17 @@ __all__ = ["Recorder", "check_device", "not_on_device"]
 class _TensorSlot(NamedTuple):
     """Stands for an operand in the template of a call."""
 
-    index: int
+    number: int
 
 
 class _NumberSlot(NamedTuple):
-    """Stands for a lifted Python number; `imaginary` is the index of the second float of a complex one.
+    """Stands for a lifted Python number: its `position` among floats or ints, `imaginary` a complex one's second.
 
     `dtype` is None for a Python number, else that of the 0-dim CPU tensor that it came from.
     """
 
     kind: type
-    index: int
+    position: int
     imaginary: int = -1
     dtype: torch.dtype | None = None
 
@@ -146,9 +147,9 @@ class Recorder:
             self._scan_tensor(arg, where, slots, key, numbers)
         elif kind is torch.Generator:
             raise RuntimeError(
-                f"Expected a 'xla' device type for generator but found '{arg.device.type}' ({self.name}): the device has "
-                "one stream of random numbers, seeded by `torch.manual_seed` or `xla.manual_seed`; draw on the CPU and "
-                "move the result to use a generator of your own"
+                f"Expected a 'xla' device type for generator but found '{arg.device.type}' ({self.name}): the "
+                "device has one stream of random numbers, seeded by `torch.manual_seed` or `xla.manual_seed`; draw on "
+                "the CPU and move the result to use a generator of your own"
             )
         else:
             key.append((kind, arg))
@@ -157,11 +158,7 @@ class Recorder:
         self, arg: torch.Tensor, where: int | str, slots: list[Any], key: list[Any], numbers: list[Any]
     ) -> None:
         if arg.device.type == "xla":
-            try:
-                value = value_of(arg)
-            except AttributeError:  # made by a native kernel that allocates nothing
-                arg.untyped_storage()._xla = storage_data(empty_tensor(tuple(arg.shape), arg.dtype))  # type: ignore[attr-defined]
-                value = value_of(arg)
+            value = value_of(arg)
             slots.append(state.trace.slot_of(value))
             key.append(value.spec)
             return
@@ -276,7 +273,7 @@ class _Lower:
     def _resolve(self, arg: Any, operands: Sequence[Any], floats: Any, ints: Any) -> Any:
         kind = arg.__class__
         if kind is _TensorSlot:
-            return operands[arg.index]
+            return operands[arg.number]
         if kind is _NumberSlot:
             return self._number(arg, floats, ints)
         if kind is list:
@@ -284,7 +281,7 @@ class _Lower:
         return arg
 
     def _number(self, slot: _NumberSlot, floats: Any, ints: Any) -> Any:
-        array = ints[slot.index] if slot.kind is int else floats[slot.index]
+        array = ints[slot.position] if slot.kind is int else floats[slot.position]
         if slot.kind is complex:
             array = jax.lax.complex(array, floats[slot.imaginary])
         if slot.dtype is not None:  # a 0-dim tensor: an operand like others

@@ -31,7 +31,9 @@ def local_devices() -> list[Any]:
     name = str(config.get("platform"))
     if name.upper() not in _PLATFORMS:
         accepted = ", ".join(repr(p) for p in _PLATFORMS if p)
-        raise ValueError(f"PJRT_DEVICE={name!r}: not a platform; accepted are {accepted}, or nothing for the best there is")
+        raise ValueError(
+            f"PJRT_DEVICE={name!r}: not a platform; accepted are {accepted}, or nothing for the best there is"
+        )
     return jax.local_devices(backend=_PLATFORMS[name.upper()])
 
 
@@ -54,10 +56,9 @@ def to_device(tensor: torch.Tensor) -> Any:
     tensor = tensor.detach().resolve_conj().resolve_neg()
     private = tensor.clone(memory_format=torch.contiguous_format)  # JAX may read, or keep, the memory itself
     dtype = to_numpy(private.dtype)
-    if dtype.isbuiltin != 1:  # numpy has no name for it in torch: hand over the bits
-        array = private.view(_BITS[private.element_size()]).numpy().view(dtype)
-    else:
-        array = private.numpy()
+    # numpy's own dtypes have names in torch; of the others the bits are handed over
+    known = dtype.isbuiltin == 1
+    array = private.numpy() if known else private.view(_BITS[private.element_size()]).numpy().view(dtype)
     counters.add("TransferToDevice")
     with x64():
         return jax.device_put(array, default_device())

@@ -16,7 +16,15 @@ _TWINS = {
     "aten::bernoulli_.float": "aten::bernoulli.p",
     "aten::bernoulli.float_out": "aten::bernoulli.p",
 }
-_NUMBER_TYPES = ("number", "Optional[number]", "List[number]", "float", "Optional[float]", "Optional[List[float]]", "List[float]")
+_NUMBER_TYPES = (
+    "number",
+    "Optional[number]",
+    "List[number]",
+    "float",
+    "Optional[float]",
+    "Optional[List[float]]",
+    "List[float]",
+)
 _TENSOR_TYPES = ("Tensor", "Optional[Tensor]")
 
 

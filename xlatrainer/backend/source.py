@@ -15,7 +15,6 @@ import torch
 __all__ = ["user_line"]
 
 
-
 def _folder(module: ModuleType) -> str:
     return os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep
 
@@ -48,8 +47,8 @@ def _first_outside(frame: FrameType | None) -> str | None:
 def user_line() -> str:
     """`file:line in function` of the innermost caller outside torch, jax, the standard library and this package.
 
-    The backward pass runs on a thread of autograd's, without frames of the user's: then it is the line that the main thread
-    stands at, which is the call of `backward()`.
+    The backward pass runs on a thread of autograd's, without frames of the user's: then it is the line that the main
+    thread stands at, which is the call of `backward()`.
     """
     here = _first_outside(sys._getframe(1))
     if here is not None:

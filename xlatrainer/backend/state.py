@@ -1,7 +1,7 @@
 """The one device of this process: its lock, the trace being recorded, the state of its random numbers.
 
-Autograd runs backward passes on threads of its own, so the trace belongs to the device and not to a thread; `state.lock`
-is held while an operator is recorded and while a trace is run.
+Autograd runs backward passes on threads of its own, so the trace belongs to the device and not to a thread;
+`state.lock` is held while an operator is recorded and while a trace is run.
 
 May import: ir, source, errors.
 """
@@ -60,10 +60,14 @@ class DeviceState:
         done = self.trace
         self.random_offset += done.random_draws
         if self.tree_nodes > MAX_TREE_NODES:
-            self.root = make_root()
-            self.tree_nodes = 0
+            self.forget_programs()
         self.trace = Trace(self.root, self.extend)
         return done
+
+    def forget_programs(self) -> None:
+        """Start an empty tree of traces: what is recorded from the next trace on is compiled anew."""
+        self.root = make_root()
+        self.tree_nodes = 0
 
     def manual_seed(self, seed: int) -> None:
         """Start the random numbers anew. There must be no pending draws: the trace is run with one seed."""

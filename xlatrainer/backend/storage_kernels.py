@@ -98,7 +98,7 @@ def _mark_viewed(tensor: torch.Tensor) -> None:
 def as_strided(
     self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    offset = self.storage_offset() if storage_offset is None else storage_offset
+    offset = int(self.storage_offset()) if storage_offset is None else storage_offset
     data = storage_data(self)
     whole = data.spec if data.value is None else data.value.spec
     view = Geometry(tuple(size), tuple(stride), offset)
@@ -214,14 +214,15 @@ def resize_(
         shape = tuple(size)
         data = storage_data(self)
         whole = data.spec if data.value is None else data.value.spec
-        needed = math.prod(shape) + self.storage_offset()
+        offset = int(self.storage_offset())
+        needed = math.prod(shape) + offset
         if needed * self.element_size() > whole.numel * whole.dtype.itemsize:
             grown = make_spec((-(-needed * self.element_size() // whole.dtype.itemsize),), whole.dtype)
             data.value = None if data.value is None else resized(data.value, grown)
             data.spec = grown
         data.viewed = True
         stride = _strides(shape, memory_format)
-        self.data = alias_as_strided(self, shape, stride, self.storage_offset())
+        self.data = alias_as_strided(self, shape, stride, offset)
         return self
 
 
@@ -239,7 +240,7 @@ def _is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _same_geometry(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
+    return a.shape == b.shape and a.stride() == b.stride() and int(a.storage_offset()) == int(b.storage_offset())
 
 
 def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:

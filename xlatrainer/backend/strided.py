@@ -1,9 +1,9 @@
 """Reading and writing strided views of flat data, as JAX functions.
 
-A torch tensor is a storage seen through sizes, strides and an offset. XLA has no strides, so a view is read by `read` and
-written by `write`. Nearly every geometry that PyTorch makes (any chain of view, transpose, select, slice, expand, diagonal
-...) is a reshape, a slice, a transpose and a broadcast of the flat data, which costs XLA little or nothing; the rest
-(overlapping windows, odd `as_strided`) is a gather or scatter with constant indices.
+A torch tensor is a storage seen through sizes, strides and an offset. XLA has no strides, so a view is read by `read`
+and written by `write`. Nearly every geometry that PyTorch makes (any chain of view, transpose, select, slice, expand,
+diagonal ...) is a reshape, a slice, a transpose and a broadcast of the flat data, which costs XLA little or nothing;
+the rest (overlapping windows, odd `as_strided`) is a gather or scatter with constant indices.
 
 May import: jax, numpy.
 """

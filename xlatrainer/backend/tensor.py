@@ -1,9 +1,9 @@
 """The torch side of a value: plain `torch.Tensor`s whose storage carries a `StorageData`.
 
 What a tensor holds hangs on its storage, so everything that shares the storage (views, `detach`, `.data`, `Parameter`,
-saved tensors) sees the same data and its in-place updates. Tensors are strided as on any device: sizes, strides and offset
-are torch's own, and a view that torch makes needs no record of ours. The data is one flat value; reading through a view
-records a strided read of it, writing a strided write, both cheap for XLA (see `strided`).
+saved tensors) sees the same data and its in-place updates. Tensors are strided as on any device: sizes, strides and
+offset are torch's own, and a view that torch makes needs no record of ours. The data is one flat value; reading
+through a view records a strided read of it, writing a strided write, both cheap for XLA (see `strided`).
 
 All functions here must be called with `state.lock` held.
 
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import torch
 
 from xlatrainer.backend import runtime
-from xlatrainer.backend._private_api import alias_as_strided, create_tensor
+from xlatrainer.backend._private_api import create_tensor
 from xlatrainer.backend.dtypes import to_numpy
 from xlatrainer.backend.ir import Operation, Spec, Trace, Value, make_spec
 from xlatrainer.backend.state import state
@@ -41,8 +41,9 @@ __all__ = [
 class StorageData:
     """What a storage holds.
 
-    `value` is the data, in any shape: only the row-major order counts; None while nothing was written. `viewed` is false
-    as long as the only geometry that exists for the storage is that of `value`'s own shape, which spares the look.
+    `value` is the data, in any shape: only the row-major order counts; None while nothing was written. `viewed` is
+    false as long as the only geometry that exists for the storage is that of `value`'s own shape, which spares the
+    look.
     """
 
     __slots__ = ("spec", "value", "viewed")
@@ -71,7 +72,7 @@ def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 def storage_data(tensor: torch.Tensor) -> StorageData:
     """What the storage of an `xla` tensor holds; raises `AttributeError` for other tensors."""
-    return tensor.untyped_storage()._xla  # type: ignore[attr-defined,no-any-return]
+    return tensor.untyped_storage()._xla  # type: ignore[attr-defined]
 
 
 def value_of(tensor: torch.Tensor) -> Value:
@@ -96,7 +97,7 @@ def _whole(data: StorageData) -> Value:
 
 
 def _geometry(tensor: torch.Tensor) -> Geometry:
-    return Geometry(tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    return Geometry(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
 def _covers(view: Geometry, dtype: torch.dtype, whole: Spec) -> bool:
@@ -151,7 +152,8 @@ def broadcast(value: Value, shape: tuple[int, ...]) -> Value:
         fits = False
     if not fits:
         raise RuntimeError(
-            f"output with shape {list(shape)} doesn't match the broadcast shape of a source with shape {list(value.spec.shape)}"
+            f"output with shape {list(shape)} doesn't match the broadcast shape of a source with shape "
+            f"{list(value.spec.shape)}"
         )
     return _record(_broadcast_operation(value.spec, shape), value)
 

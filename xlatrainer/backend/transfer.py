@@ -11,8 +11,8 @@ import torch
 from xlatrainer import config
 from xlatrainer.backend import runtime
 from xlatrainer.backend.executor import Lost, run_pending
-from xlatrainer.backend.state import state
 from xlatrainer.backend.ir import Value
+from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import from_host, storage_data, value_of
 from xlatrainer.errors import ExecutionError
 

@@ -3,8 +3,9 @@
 Owns the move of a model to a device with its tied weights kept tied. May import `backend`.
 """
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +42,8 @@ class SingleDeviceStrategy(Strategy):
     def setup(self, model: nn.Module) -> nn.Module:
         tied = _names_by_parameter(model)
         _refuse_shared_memory(model, self._device)
-        model.to(self._device)
+        with _same_parameters():
+            model.to(self._device)
         for names in tied:
             if len({id(model.get_parameter(name)) for name in names}) > 1:
                 raise ValueError(
@@ -65,6 +67,20 @@ class SingleDeviceStrategy(Strategy):
         if self._is_lazy:
             return transfer.fetch(tensors)
         return [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+
+
+@contextlib.contextmanager
+def _same_parameters() -> Iterator[None]:
+    """Let `Module.to` keep each Parameter object, with its ties and its place in an optimizer, across kinds of device.
+
+    torch's own switch for that is global; it is as before afterwards.
+    """
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
 
 
 def _names_by_parameter(model: nn.Module) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""ATen operators as JAX functions, one module a family. Importing this package registers them all; nothing else is here."""
+"""ATen operators as JAX functions, one module a family. Importing this package registers them all, and no more."""
 
 from xlatrainer.backend.lowerings import (
     comparison,

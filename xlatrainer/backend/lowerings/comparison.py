@@ -3,6 +3,9 @@
 NaN as in torch: `maximum` and `clamp` hand it on, `fmax` passes it over, and order takes it as the greatest of all.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -32,15 +35,16 @@ _COMPARISONS = {
 for _name, _function in _COMPARISONS.items():
     pointwise(f"{_name}.Tensor", f"{_name}.Scalar")(_function)
 
-for _name, _function in {
+_LOGICAL: dict[str, Callable[..., Any]] = {
     "logical_and": jnp.logical_and,
     "logical_or": jnp.logical_or,
     "logical_xor": jnp.logical_xor,
     "logical_not": jnp.logical_not,
     "isnan": jnp.isnan,
     "isinf": jnp.isinf,
-}.items():
-    pointwise(_name)(_function)
+}
+for _name, _logical in _LOGICAL.items():
+    pointwise(_name)(_logical)
 
 
 @pointwise("isposinf")
@@ -247,18 +251,14 @@ def _flat_median(self, ignore_nan):
 
 
 @lowering("searchsorted.Tensor", takes_specs=True)
-def searchsorted_tensor(
-    sorted_sequence, self, *, out_int32=False, right=False, side=None, sorter=None, out_specs
-):
+def searchsorted_tensor(sorted_sequence, self, *, out_int32=False, right=False, side=None, sorter=None, out_specs):
     if sorter is not None:
         sorted_sequence = jnp.take_along_axis(sorted_sequence, sorter, axis=-1)
     return _searchsorted(sorted_sequence, self, right or side == "right", out_specs[0])
 
 
 @lowering("searchsorted.Scalar", takes_specs=True)
-def searchsorted_scalar(
-    sorted_sequence, self, *, out_int32=False, right=False, side=None, sorter=None, out_specs
-):
+def searchsorted_scalar(sorted_sequence, self, *, out_int32=False, right=False, side=None, sorter=None, out_specs):
     if sorter is not None:
         sorted_sequence = jnp.take_along_axis(sorted_sequence, sorter, axis=-1)
     value = self.array if isinstance(self, Number) else jnp.asarray(self)

@@ -49,7 +49,7 @@ def _flipped(weight, groups):
 
 
 def _transposed(input, weight, geometry, spatial):
-    """The convolution whose forward would take `spatial` sizes to those of `input`: gradient and transposed form alike."""
+    """The gradient of a convolution from `spatial` sizes to those of `input`; also the transposed convolution."""
     stride, padding, dilation, groups = geometry
     pads = []
     for size, length, kernel, step, pad, gap in zip(
@@ -59,7 +59,9 @@ def _transposed(input, weight, geometry, spatial):
         low = reach - pad
         pads.append((low, size + reach - low - ((length - 1) * step + 1)))
     ones = (1,) * len(stride)
-    return _convolve(input, _flipped(weight, groups), ones, pads, input_dilation=stride, dilation=dilation, groups=groups)
+    return _convolve(
+        input, _flipped(weight, groups), ones, pads, input_dilation=stride, dilation=dilation, groups=groups
+    )
 
 
 def _forward(input, weight, geometry):
@@ -78,7 +80,7 @@ def _weight_gradient(input, grad_output, geometry, kernel):
         needed = gap * (taps - 1) + step * (length - 1) + 1
         pads.append((pad, needed - size - pad))
     numbers = ("CN" + "DHW"[3 - rank :], "IO" + "DHW"[3 - rank :], "CN" + "DHW"[3 - rank :])
-    result = lax.conv_general_dilated(
+    return lax.conv_general_dilated(
         input,
         grad_output,
         dilation,
@@ -88,7 +90,6 @@ def _weight_gradient(input, grad_output, geometry, kernel):
         batch_group_count=groups,
         preferred_element_type=input.dtype,
     )
-    return result
 
 
 def _output_size(input, weight, geometry, output_padding):

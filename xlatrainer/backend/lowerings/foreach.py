@@ -11,19 +11,20 @@ import jax.numpy as jnp
 from xlatrainer.backend.lowerings.registry import find, lowering, resolve
 
 _UNARY = (
-    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round "
-    "rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
-).split()
+    *("abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma"),
+    *("log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt"),
+    *("tan", "tanh", "trunc"),
+)
 # foreach operator -> variant -> overload for one tensor
 _BINARY = {"List": "Tensor", "Scalar": "Tensor", "ScalarList": "Tensor", "Tensor": "Tensor"}
 _BASES: dict[str, dict[str, str]] = {name: {"": name} for name in _UNARY}
 _BASES.update({name: {v: f"{name}.{base}" for v, base in _BINARY.items()} for name in ("add", "sub", "mul", "div")})
-_BASES.update({name: {v: name for v in ("List", "Scalar", "ScalarList")} for name in ("maximum", "minimum")})
-_BASES.update({name: {v: name for v in ("Scalar", "ScalarList", "Tensor")} for name in ("addcmul", "addcdiv")})
+_BASES.update({name: dict.fromkeys(("List", "Scalar", "ScalarList"), name) for name in ("maximum", "minimum")})
+_BASES.update({name: dict.fromkeys(("Scalar", "ScalarList", "Tensor"), name) for name in ("addcmul", "addcdiv")})
 _BASES["lerp"] = {"List": "lerp.Tensor", "Scalar": "lerp.Scalar", "ScalarList": "lerp.Scalar"}
 _BASES["pow"] = {"List": "pow.Tensor_Tensor", "Scalar": "pow.Tensor_Tensor", "ScalarList": "pow.Tensor_Tensor"}
-_BASES["clamp_max"] = {v: "minimum" for v in ("List", "Scalar", "ScalarList")}
-_BASES["clamp_min"] = {v: "maximum" for v in ("List", "Scalar", "ScalarList")}
+_BASES["clamp_max"] = dict.fromkeys(("List", "Scalar", "ScalarList"), "minimum")
+_BASES["clamp_min"] = dict.fromkeys(("List", "Scalar", "ScalarList"), "maximum")
 
 
 def _for_each(base: str) -> Callable[..., Any]:
@@ -80,5 +81,3 @@ def _vector_norm(flat: Any, ord: float) -> Any:
     if ord == 0:
         return jnp.sum(magnitude != 0).astype(magnitude.dtype)
     return jnp.sum(magnitude**ord) ** (1 / ord)
-
-

@@ -1,8 +1,8 @@
 """Reading and writing elements by index, and the gradients of slices.
 
-Indices that torch's CPU kernels refuse as out of bounds cannot be refused here, where they are not known until the program
-runs: reads are clamped to the nearest element, writes are dropped. Negative indices count from the end where torch lets
-them. Boolean masks select a number of elements that depends on data: see `_without_masks`.
+Indices that torch's CPU kernels refuse as out of bounds cannot be refused here, where they are not known until the
+program runs: reads are clamped to the nearest element, writes are dropped. Negative indices count from the end where
+torch lets them. Boolean masks select a number of elements that depends on data: see `_without_masks`.
 """
 
 import math
@@ -117,7 +117,7 @@ def scatter_reduce(self, dim, index, src, *, reduce):
 
 
 def _reduced_into(write, self, reduce, include_self):
-    """`self` with values reduced into it; `write(method, array, ones)` writes them, or ones in their place, into `array`."""
+    """`self` with values reduced into it; `write(method, array, ones)` writes them, or ones for them, into `array`."""
     if not include_self:
         touched = write("set", jnp.zeros(self.shape, jnp.bool_), True)
         self = jnp.where(touched, _neutral(reduce, self.dtype), self)

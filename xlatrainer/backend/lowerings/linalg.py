@@ -72,8 +72,9 @@ def baddbmm(self, batch1, batch2, *, beta=1, alpha=1):
 @lowering("addbmm", static=("beta",))
 def addbmm(self, batch1, batch2, *, beta=1, alpha=1):
     """The sum over the batch is one longer sum of products."""
-    rows = batch1.swapaxes(0, 1).reshape(batch1.shape[1], -1)
-    return _plus_product(self, rows, batch2.reshape(-1, batch2.shape[2]), beta, alpha)
+    batch, rows, inner = batch1.shape
+    left = batch1.swapaxes(0, 1).reshape(rows, batch * inner)
+    return _plus_product(self, left, batch2.reshape(batch * inner, batch2.shape[2]), beta, alpha)
 
 
 @lowering("addr", static=("beta",), takes_specs=True)

@@ -110,12 +110,11 @@ def native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, we
     grad_input = (scaled - jnp.mean(scaled, inner, keepdims=True) - normalized * projection) * rstd
     grad_weight = jnp.sum(grad * normalized, outer).astype(input.dtype if weight is None else weight.dtype)
     grad_bias = jnp.sum(grad, outer).astype(input.dtype if bias is None else bias.dtype)
-    results = (
+    return (
         grad_input.astype(input.dtype) if output_mask[0] else None,
         grad_weight if output_mask[1] and weight is not None else None,
         grad_bias if output_mask[2] and bias is not None else None,
     )
-    return results
 
 
 def _grouped(array, N, group):

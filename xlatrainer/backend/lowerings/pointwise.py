@@ -5,6 +5,8 @@ Operands arrive promoted by torch's rules (see `registry.pointwise`); Python's o
 
 import builtins
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -193,7 +195,7 @@ def lcm(self, other):
 
 # functions of one operand
 
-_FLOAT_FUNCTIONS = {
+_FLOAT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "acos": jnp.arccos,
     "acosh": jnp.arccosh,
     "asin": jnp.arcsin,
@@ -250,7 +252,6 @@ def round_decimals(self, decimals=0):
         return jnp.round(self)
     scale = 10.0 ** builtins.abs(decimals)
     return jnp.round(self * scale) / scale if decimals > 0 else jnp.round(self / scale) * scale
-
 
 
 @pointwise("frac")
@@ -382,7 +383,9 @@ def elu(self, alpha=1, scale=1, input_scale=1):
 @pointwise("elu_backward", to="result")
 def elu_backward(grad_output, alpha, scale, input_scale, is_result, self_or_result):
     x = self_or_result
-    negative = input_scale * (x + alpha * scale) if is_result else input_scale * alpha * scale * jnp.exp(x * input_scale)
+    negative = (
+        input_scale * (x + alpha * scale) if is_result else input_scale * alpha * scale * jnp.exp(x * input_scale)
+    )
     return grad_output * jnp.where(x <= 0, negative, scale)
 
 

@@ -1,7 +1,7 @@
 """Max and average pooling of 1 to 3 spatial dims, adaptive pooling, and their gradients.
 
-A window is taken as one strided slice for each of its positions, which XLA fuses into a single pass; gradients spread the
-output over the same slices. `reduce_window` and its gradient `select_and_scatter` are many times slower on the CPU.
+A window is taken as one strided slice for each of its positions, which XLA fuses into a single pass; gradients spread
+the output over the same slices. `reduce_window` and its gradient `select_and_scatter` are many times slower on the CPU.
 """
 
 import itertools
@@ -44,9 +44,7 @@ def _windows(spatial, kernel_size, stride, padding, dilation, ceil_mode):
     kernel = _per_dim(kernel_size, rank)
     step = _per_dim(stride, rank) if stride else kernel
     pad, gap = _per_dim(padding, rank), _per_dim(dilation, rank)
-    output = tuple(
-        _output_length(*args, ceil_mode) for args in zip(spatial, kernel, step, pad, gap, strict=True)
-    )
+    output = tuple(_output_length(*args, ceil_mode) for args in zip(spatial, kernel, step, pad, gap, strict=True))
     return _Windows(kernel, step, pad, gap, output)
 
 
@@ -170,9 +168,7 @@ def _avg_pool_lowering(rank):
 
 
 def _avg_pool_backward_lowering(rank):
-    def backward(
-        grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
-    ):
+    def backward(grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
         spatial = self.shape[-rank:]
         windows = _windows(spatial, kernel_size, stride, padding, (1,), ceil_mode)
         share = grad_output / jnp.asarray(

@@ -1,7 +1,7 @@
 """Reductions and scans.
 
-The dtype of a result is torch's (`out_specs`): a sum of integers is int64, `any` of uint8 is uint8. Half types are summed in
-float32 and rounded once, as torch's CPU kernels do. An empty or missing `dim` means all dims.
+The dtype of a result is torch's (`out_specs`): a sum of integers is int64, `any` of uint8 is uint8. Half types are
+summed in float32 and rounded once, as torch's CPU kernels do. An empty or missing `dim` means all dims.
 """
 
 import math
@@ -235,7 +235,14 @@ def linalg_powsum(self, ord=2, dim=None, keepdim=False, *, dtype=None, out_specs
     return _powers(array, ord, _axes(dim, self.ndim), keepdim).astype(to_numpy(spec.dtype))
 
 
-@lowering("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.ScalarOpt_dtype", static=("p",), takes_specs=True)
+@lowering(
+    "norm.Scalar",
+    "norm.ScalarOpt_dim",
+    "norm.ScalarOpt_dim_dtype",
+    "norm.ScalarOpt_dtype",
+    static=("p",),
+    takes_specs=True,
+)
 def norm(self, p=2, dim=None, keepdim=False, *, dtype=None, out_specs):
     return _norm(self, 2 if p is None else p, dim, keepdim, out_specs[0])
 

@@ -1,12 +1,12 @@
 """`@lowering` and `@pointwise`: an operator is added by one decorated function.
 
-A lowering takes JAX arrays where the ATen schema has tensors, in the schema's order and under its names, and returns the
-array, or tuple of arrays, of the schema's results. It must give exactly the shapes and dtypes that torch's meta kernel
-gives; the executor checks that. It knows nothing of tensors, traces and devices, so plain arrays test it.
+A lowering takes JAX arrays where the ATen schema has tensors, in the schema's order and under its names, and returns
+the array, or tuple of arrays, of the schema's results. It must give exactly the shapes and dtypes that torch's meta
+kernel gives; the executor checks that. It knows nothing of tensors, traces and devices, so plain arrays test it.
 
 Python numbers that the operator computes with arrive as 0-dim arrays (see `Number` for pointwise operators), since they
-are inputs of the program. A lowering whose Python code depends on a number names the argument in `static`; it then gets the
-Python number, and a new one compiles a new program.
+are inputs of the program. A lowering whose Python code depends on a number names the argument in `static`; it then
+gets the Python number, and a new one compiles a new program.
 """
 
 from collections.abc import Callable
@@ -99,7 +99,7 @@ def lowering(
     takes_specs: bool = False,
     supports: Callable[..., bool] | None = None,
 ) -> Callable[[_F], _F]:
-    """Register a function as the lowering of the overloads `names` (without `aten::`); see `Lowering` for the options."""
+    """Register a function as the lowering of the overloads `names`, without `aten::`; options: see `Lowering`."""
 
     def register(function: _F) -> _F:
         for name in names:
@@ -114,14 +114,13 @@ def lowering(
 _PROMOTING = frozenset({"self", "other", "exponent", "min", "max", "x", "n"})
 
 
-def pointwise(
-    *names: str, to: str = "operands", static: tuple[str, ...] = ()
-) -> Callable[[_F], _F]:
+def pointwise(*names: str, to: str = "operands", static: tuple[str, ...] = ()) -> Callable[[_F], _F]:
     """Register an elementwise lowering whose operands are promoted by torch's rules first.
 
     Args:
         names: overloads without `aten::`.
-        to: `operands` computes in the operands' common dtype, `float` in the same but the default float dtype where that
+        to: `operands` computes in the operands' common dtype, `float` in the same but the default float dtype where
+        that
             is integral or bool, `result` in the dtype of the result. Half types are computed in float32, as torch does.
         static: see `lowering`.
     """
