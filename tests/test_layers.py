@@ -41,6 +41,7 @@ LAYERS = (
         (
             "xlatrainer.backend.storage_kernels",
             "xlatrainer.backend.fallback",
+            "xlatrainer.backend.composites",
             "xlatrainer.backend.device",
             "xlatrainer.backend.device_module",
         )

@@ -10,6 +10,7 @@ import torch
 from torch._C import DispatchKey
 
 __all__ = [
+    "AUTOGRAD_KEY",
     "BACKEND_KEY",
     "alias_as_strided",
     "all_overloads",
@@ -21,6 +22,7 @@ __all__ = [
 ]
 
 BACKEND_KEY = "PrivateUse1"
+AUTOGRAD_KEY = "AutogradPrivateUse1"
 
 # A plain `torch.Tensor` on the renamed PrivateUse1 device, contiguous, with an empty storage of its own:
 # there is no public way to make one without a C++ extension (torch 2.11+).

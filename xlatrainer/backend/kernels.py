@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from xlatrainer.backend import storage_kernels
-from xlatrainer.backend._private_api import BACKEND_KEY, all_overloads, has_kernel
+from xlatrainer.backend._private_api import AUTOGRAD_KEY, BACKEND_KEY, all_overloads, has_kernel
+from xlatrainer.backend.composites import COMPOSITES
 from xlatrainer.backend.fallback import run_on_cpu
 from xlatrainer.backend.ir import Value
 from xlatrainer.backend.lowerings.registry import Lowering, find
@@ -217,6 +218,9 @@ def register_kernels() -> None:
         kernel = by_hand.get(name) or _kernel_for(overload)
         if kernel is not None:
             aten.impl(name.removeprefix("aten::"), kernel, BACKEND_KEY)
+    for composite, function in COMPOSITES.items():
+        for key in (AUTOGRAD_KEY, BACKEND_KEY):
+            aten.impl(composite, function, key)
     rest.fallback(run_fallback, BACKEND_KEY)
 
 
