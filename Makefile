@@ -3,7 +3,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WITH_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 # Further arguments for the program behind a target: make mnist ARGS="--epochs 1", make test ARGS="-k views"
 ARGS ?=
 
@@ -21,10 +20,10 @@ mnist: $(RUNTIME)  ## install, then train the MNIST recipe
 	$(BIN)/python recipes/mnist.py $(ARGS)
 
 test: $(DEV)  ## install with the development tools, then run the tests
-	$(WITH_VENV) scripts/test $(ARGS)
+	scripts/test $(ARGS)
 
 check: $(DEV)  ## all that CI runs: format, lint, types, house rules, tests
-	$(WITH_VENV) scripts/check $(ARGS)
+	scripts/check $(ARGS)
 
 format: $(DEV)  ## format the code and apply the linter's safe fixes
 	$(BIN)/ruff format
