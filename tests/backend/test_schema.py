@@ -1,0 +1,61 @@
+"""What schemas say, and that every operator's kernel can be told from them."""
+
+from collections import defaultdict
+
+import torch
+
+from xlatrainer.backend._private_api import all_overloads, has_kernel
+from xlatrainer.backend.lowerings.registry import registered
+from xlatrainer.backend.schema import functional_twin, lifted_positions, signature
+
+aten = torch.ops.aten
+
+
+def test_signatures() -> None:
+    assert signature(aten.add.Tensor).functional
+    assert signature(aten.add_.Tensor).written == ("self",)
+    assert not signature(aten.add_.Tensor).out
+    assert signature(aten.add.out).out
+    assert signature(aten.max.dim_max).written == ("max", "max_values")
+    assert signature(aten._foreach_add_.List).written == ("self",)
+
+
+def test_twins() -> None:
+    assert functional_twin(aten.add_.Tensor) is aten.add.Tensor
+    assert functional_twin(aten.add.out) is aten.add.Tensor
+    assert functional_twin(aten.max.dim_max) is aten.max.dim
+    assert functional_twin(aten.normal_.default) is aten.normal_functional.default
+    assert functional_twin(aten.bernoulli_.float) is aten.bernoulli.p
+    assert functional_twin(aten._foreach_mul_.Scalar) is aten._foreach_mul.Scalar
+    assert functional_twin(aten.copy_.default) is aten.copy.default
+
+
+def test_nearly_all_in_place_and_out_forms_have_a_twin() -> None:
+    in_place = [o for o in all_overloads() if (s := signature(o)).written and not s.out]
+    out = [o for o in all_overloads() if signature(o).out]
+    assert sum(functional_twin(o) is not None for o in in_place) > 0.85 * len(in_place)
+    assert sum(functional_twin(o) is not None for o in out) > 0.85 * len(out)
+
+
+def test_numbers_that_are_lifted() -> None:
+    assert lifted_positions(aten.add.Tensor, frozenset()) >= {1, 2, "alpha", "other"}
+    assert "dim" not in lifted_positions(aten.sum.dim_IntList, frozenset())
+    assert "exponent" not in lifted_positions(aten.pow.Tensor_Scalar, frozenset({"exponent"}))
+
+
+def test_lowerings_are_of_functional_operators_that_autograd_does_not_take_apart() -> None:
+    """A lowering of a composite operator would hide the operators that torch differentiates."""
+    for name, lowering in registered().items():
+        overload = lowering.overload
+        assert signature(overload).functional, name
+        composite = has_kernel(overload, "CompositeImplicitAutograd") and not has_kernel(overload, "CPU")
+        assert not composite, name
+
+
+def test_static_and_mutated_names_are_of_the_schema() -> None:
+    names = defaultdict(set)  # of all overloads that one function serves
+    for lowering in registered().values():
+        names[lowering.function].update(argument.name for argument in lowering.overload._schema.arguments)
+    for name, lowering in registered().items():
+        assert lowering.static <= names[lowering.function], name
+        assert set(lowering.mutates) <= names[lowering.function], name
