@@ -158,6 +158,8 @@ class Node:
             yield f"{names} = {node.operation.name}({operands}){detail} : {results}  # {node.line}"
 
 
+_ref = weakref.ref  # looked up once: it is called for every value
+
 ROOT_OPERATION = Operation("xla::root", None, ())
 
 
@@ -205,12 +207,12 @@ class Trace:
         child = self.node.children.get(token)
         self.num_slots = slot + 1
         self.node = child if child is not None else self.extend(self.node, token[0], token, slot + 1)
-        self.leaves.append(DeviceData(weakref.ref(value), value.buffer))
+        self.leaves.append(DeviceData(_ref(value), value.buffer))
         value.trace = self
         value.slot = slot
         return slot
 
-    def append(self, token: tuple[Any, ...]) -> tuple[Value, ...]:
+    def append(self, token: tuple[Any, ...]) -> list[Value]:
         """Record `(operation, operand slots...)`; returns one pending value for each output."""
         operation: Operation = token[0]
         child = self.node.children.get(token)
@@ -218,7 +220,7 @@ class Trace:
         values = []
         for spec in operation.outputs:
             value = Value(spec, None, self, slot)
-            self.pending.append(weakref.ref(value))
+            self.pending.append(_ref(value))
             values.append(value)
             slot += 1
         self.num_slots = slot
@@ -226,4 +228,4 @@ class Trace:
         if operation.random:
             self.random_draws += 1
         self.node = child if child is not None else self.extend(self.node, operation, token, slot)
-        return tuple(values)
+        return values

@@ -55,6 +55,7 @@ class _Call(NamedTuple):
 
 
 _Parameter = torch.nn.Parameter
+_default_dtype = torch.get_default_dtype
 _Tensor = torch.Tensor
 
 
@@ -91,11 +92,11 @@ class Recorder:
         self.lifted = lifted_positions(overload, lowering.static)
         self.calls: dict[tuple[Any, ...], _Call] = {}
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Value, ...], Any]:
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Value], Any]:
         """Record the call; returns its values and the structure of the results (see `_Call`)."""
         trace = state.trace
         slots: list[Any] = [None]
-        key: list[Any] = [torch.get_default_dtype()]
+        key: list[Any] = [_default_dtype()]
         numbers: list[Any] = []
         for position, arg in enumerate(args):
             kind = arg.__class__
@@ -110,20 +111,22 @@ class Recorder:
                     value = value_of(arg)
                 slots.append(value.slot if value.trace is trace else trace.slot_of(value))
                 key.append(value.spec)
+            elif kind is float and position in self.lifted:
+                numbers.append(arg)
+                key.append(float)
             else:
                 self._scan(arg, position, slots, key, numbers)
-        for name, arg in kwargs.items():
-            key.append(name)
-            self._scan(arg, name, slots, key, numbers)
+        if kwargs:
+            for name, arg in kwargs.items():
+                key.append(name)
+                self._scan(arg, name, slots, key, numbers)
         token = tuple(key)
         call = self.calls.get(token)
         if call is None:
             call = self.calls[token] = self._build(args, kwargs, key)
-        for number in numbers:
-            if number.__class__ is int:
-                trace.ints.append(number)
-            else:
-                trace.floats.append(number)
+        if numbers:
+            for number in numbers:
+                (trace.ints if number.__class__ is int else trace.floats).append(number)
         slots[0] = call.operation
         return trace.append(tuple(slots)), call.structure
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from xlatrainer.backend._private_api import alias_as_strided, call_composite_kernel, call_meta_kernel
+from xlatrainer.backend._private_api import alias_as_strided, alias_view, call_composite_kernel, call_meta_kernel
 from xlatrainer.backend.ir import make_spec
 from xlatrainer.backend.recorder import check_device, not_on_device
 from xlatrainer.backend.state import state
@@ -101,12 +101,15 @@ def as_strided(
     offset = int(self.storage_offset()) if storage_offset is None else storage_offset
     data = storage_data(self)
     whole = data.spec if data.value is None else data.value.spec
-    view = Geometry(tuple(size), tuple(stride), offset)
-    needed, there = extent(view) * self.element_size(), whole.numel * whole.dtype.itemsize
-    if needed > there or offset < 0:
+    last = offset  # element that the view reaches
+    for length, step in zip(size, stride, strict=True):
+        last += (length - 1) * step
+    itemsize = self.element_size()
+    there = whole.numel * whole.dtype.itemsize
+    if ((last + 1) * itemsize > there or offset < 0) and 0 not in size:
         raise RuntimeError(
-            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize "
-            f"{self.element_size()} requiring a storage size of {needed} are out of bounds for storage of size {there}"
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize {itemsize} "
+            f"requiring a storage size of {(last + 1) * itemsize} are out of bounds for storage of size {there}"
         )
     data.viewed = True
     return alias_as_strided(self, size, stride, offset)
@@ -128,6 +131,11 @@ def _geometry_only(overload: Any) -> Callable[..., Any]:
         return call_meta_kernel(overload, self, *args, **kwargs)
 
     return kernel
+
+
+def view(self: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    storage_data(self).viewed = True
+    return alias_view(self, size)
 
 
 def view_dtype(self: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -247,6 +255,16 @@ def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
     return False
 
 
+def _lazy_bit(overload: Any) -> Callable[..., Any]:
+    """A kernel for a view that only sets a bit on the tensor: reading it looks at the bit."""
+
+    def kernel(self: torch.Tensor) -> Any:
+        _mark_viewed(self)
+        return call_composite_kernel(overload, self)
+
+    return kernel
+
+
 def kernels() -> dict[str, Callable[..., Any]]:
     """All kernels of this module by overload."""
     table: dict[str, Callable[..., Any]] = {
@@ -254,6 +272,8 @@ def kernels() -> dict[str, Callable[..., Any]]:
         "aten::empty_strided": empty_strided,
         "aten::as_strided": as_strided,
         "aten::as_strided_": as_strided_,
+        "aten::view": view,
+        "aten::_unsafe_view": view,
         "aten::clone": clone,
         "aten::copy_": copy_,
         "aten::_copy_from": _copy_from,
@@ -264,9 +284,11 @@ def kernels() -> dict[str, Callable[..., Any]]:
         "aten::is_set_to": _is_set_to,
         "aten::is_pinned": _is_pinned,
     }
-    for name in ("view", "unfold", "view_as_real", "view_as_complex", "_reshape_alias"):
+    for name in ("unfold", "view_as_real", "view_as_complex", "_reshape_alias"):
         overload = getattr(aten, name).default
         table[overload.name()] = _geometry_only(overload)
+    for name in ("_conj", "_neg_view"):
+        overload = getattr(aten, name).default
+        table[overload.name()] = _lazy_bit(overload)
     table["aten::view.dtype"] = view_dtype
-    table["aten::_unsafe_view"] = _geometry_only(aten.view.default)
     return table
