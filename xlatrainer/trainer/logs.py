@@ -35,6 +35,9 @@ class Logs(Mapping[str, float]):
             self._fetch()
         return float(self._values[name])
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._values  # the inherited one would read the value
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 

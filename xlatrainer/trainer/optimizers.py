@@ -22,7 +22,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 
 
 def resolve_optimizer(
-    spec: OptimizerSpec, parameters: Iterable[nn.Parameter], learning_rate: float | None
+    spec: OptimizerSpec, parameters: Iterable[nn.Parameter], learning_rate: float | None = None
 ) -> Optimizer:
     """A new optimizer of `parameters`.
 
@@ -30,7 +30,7 @@ def resolve_optimizer(
         spec: A name of `OPTIMIZERS` in any case, a class of `torch.optim`, or anything that takes parameters and
             returns an optimizer. Not an instance: see `rebind_optimizer`.
         parameters: What it trains.
-        learning_rate: Passed on as `lr`; None means the optimizer's default.
+        learning_rate: Passed on as `lr`; default None, which means the optimizer's default.
 
     Raises:
         ValueError: For an unknown name, and for LBFGS.

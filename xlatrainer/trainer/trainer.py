@@ -219,8 +219,8 @@ class Trainer:
             ValueError: If `batch_size` is given with batches.
         """
         if isinstance(data, Tensor | np.ndarray):
-            data = rows_as_batches(data, batch_size or _ROWS_IN_A_PREDICT_BATCH)
-            batches = EpochIterator(list(data))
+            rows = rows_as_batches(data, _ROWS_IN_A_PREDICT_BATCH if batch_size is None else batch_size)
+            batches = EpochIterator(list(rows))
         elif batch_size is not None:
             raise ValueError("batch_size is for a tensor or array; the data given comes in batches already")
         else:

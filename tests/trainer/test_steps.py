@@ -1,0 +1,43 @@
+"""How batches are taken apart and models are called."""
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from xlatrainer.trainer.steps import call_model, eval_step, split_batch
+
+Pair = namedtuple("Pair", ["a", "b"])
+
+
+class Recorder(nn.Module):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+
+def test_call_model() -> None:
+    model = Recorder()
+    assert call_model(model, {"a": 1}) == ((), {"a": 1})
+    assert call_model(model, (1, 2)) == ((1, 2), {})
+    assert call_model(model, Pair(1, 2)) == ((1, 2), {})
+    assert call_model(model, 3) == ((3,), {})
+
+
+def test_split_batch() -> None:
+    assert split_batch((1, 2)) == (1, 2)
+    assert split_batch([{"a": 1}, 2]) == ({"a": 1}, 2)
+    assert split_batch({"a": 1, "labels": 2}) == ({"a": 1, "labels": 2}, 2)
+    assert split_batch({"a": 1}) == ({"a": 1}, None)
+    with pytest.raises(TypeError, match="got a str"):
+        split_batch("ab")
+
+
+@pytest.mark.parametrize(
+    ("target", "count"), [(torch.zeros(5, 2), 5), ({"a": torch.zeros(5), "b": torch.zeros(3)}, 5), (None, 7)]
+)
+def test_examples_are_counted_by_rows(target: Any, count: int) -> None:
+    outcome = eval_step(nn.Identity(), lambda output, _: output.sum(), (torch.ones(7, 2), target))
+    assert outcome.num_examples == count
+    assert outcome.loss == 14
