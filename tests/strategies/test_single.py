@@ -1,6 +1,7 @@
 """One device: the model moves in place and stays what it was; so do tied weights."""
 
 import copy
+import weakref
 from typing import Any
 
 import pytest
@@ -63,14 +64,34 @@ def test_tied_weights_stay_tied_and_train_as_one(device: str) -> None:
     torch.testing.assert_close(model.first.weight.detach().cpu(), reference.first.weight.detach(), atol=1e-5, rtol=1e-5)
 
 
-def test_a_model_that_unties_itself_is_refused() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_model_that_unties_itself_is_tied_again(device: str) -> None:
     class Untying(Tied):
         def _apply(self, function: Any, recurse: bool = True) -> Any:
             self.second.weight = nn.Parameter(self.second.weight.detach().clone())
             return super()._apply(function, recurse)
 
-    with pytest.raises(ValueError, match="first.weight, second.weight are one Parameter, but came apart"):
-        SingleDeviceStrategy("cpu").setup(Untying())
+    model = strategy_on(device).setup(Untying())
+    assert model.first.weight is model.second.weight
+    assert model.first.weight.device.type == device
+
+
+def test_parameters_that_cannot_be_swapped_are_replaced_and_stay_tied() -> None:
+    model = Tied()
+    observer = weakref.ref(model.first.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = Trainer(model, optimizer)
+    assert observer() is not model.first.weight
+    assert model.first.weight is model.second.weight
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
+    before = model.first.weight.detach().cpu()
+    trainer.fit(class_batches(), verbose=0)
+    assert not torch.equal(model.first.weight.detach().cpu(), before)
+
+
+def test_the_setting_of_torch_is_left_as_it_was() -> None:
+    SingleDeviceStrategy().setup(Tied())
+    assert not torch.__future__.get_swap_module_params_on_conversion()
 
 
 def test_two_parameters_over_one_memory_are_refused() -> None:

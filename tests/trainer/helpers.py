@@ -19,10 +19,13 @@ def strategy_on(device: str) -> SingleDeviceStrategy:
     return ON_CPU if device == "cpu" else SingleDeviceStrategy()
 
 
-def classifier(seed: int = 1) -> nn.Module:
-    """(N, 8) to scores (N, 3), with a batch norm, so that train and eval mode differ."""
+def classifier(seed: int = 1, width: int = 16) -> nn.Module:
+    """(N, 8) to scores (N, 3), with a batch norm, so that train and eval mode differ.
+
+    No bias before the norm: its gradient would be rounding errors around zero, which Adam scales up to whole steps.
+    """
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    return nn.Sequential(nn.Linear(8, width, bias=False), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 3))
 
 
 def class_batches(rows: int = 100, batch_size: int = 16, seed: int = 2) -> Batches:

@@ -6,6 +6,7 @@ An unread value costs nothing, a changed learning rate compiles nothing, a short
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ OPTIMIZERS = {
     "rmsprop": "rmsprop",
 }
 STEPS = 6  # of 16 rows
+WIDTHS = count(17)  # a width for each model: what other tests have compiled is not found in the cache
 STATES = 4  # sum and weight, of the loss and of one metric
 
 
@@ -47,7 +49,7 @@ def counted() -> Iterator[Counted]:
 
 
 def trainer_with(optimizer: Any = OPTIMIZERS["sgd"], **arguments: Any) -> Trainer:
-    return Trainer(classifier(), optimizer, metrics=["accuracy"], **arguments)
+    return Trainer(classifier(width=next(WIDTHS)), optimizer, metrics=["accuracy"], **arguments)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

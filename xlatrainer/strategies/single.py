@@ -40,17 +40,13 @@ class SingleDeviceStrategy(Strategy):
         return self._device
 
     def setup(self, model: nn.Module) -> nn.Module:
-        tied = _names_by_parameter(model)
         _refuse_shared_memory(model, self._device)
-        with _same_parameters():
-            model.to(self._device)
-        for names in tied:
-            if len({id(model.get_parameter(name)) for name in names}) > 1:
-                raise ValueError(
-                    f"the parameters {', '.join(names)} are one Parameter, but came apart when the model moved to "
-                    f"{self._device}. A `_apply` or `to` of the model's own replaces its Parameters; let it change "
-                    f"`parameter.data` instead, or tie the weights again there."
-                )
+        tied = _tied_names(model)
+        _move(model, self._device)
+        for first, *others in tied:
+            for name in others:
+                owner, _, leaf = name.rpartition(".")
+                setattr(model.get_submodule(owner), leaf, model.get_parameter(first))
         return model
 
     def to_device(self, batch: Any) -> Any:
@@ -83,12 +79,30 @@ def _same_parameters() -> Iterator[None]:
         torch.__future__.set_swap_module_params_on_conversion(before)
 
 
-def _names_by_parameter(model: nn.Module) -> list[list[str]]:
+def _tied_names(model: nn.Module) -> list[list[str]]:
     """The names of each Parameter that has more than one."""
     names: dict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
     return [group for group in names.values() if len(group) > 1]
+
+
+def _move(model: nn.Module, device: torch.device) -> None:
+    """`model.to(device)`, with the same Parameter objects afterwards, so that whoever holds them goes on holding them.
+
+    By default PyTorch replaces the Parameters of a model that moves to a device like `xla`, each occurrence of a tied
+    one by another. Swapping their contents instead fails for a Parameter with weak references, or in a graph that still
+    waits for its backward pass; such a model gets new Parameters.
+    """
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    try:
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        model.to(device)
+    except RuntimeError:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+        model.to(device)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
 
 
 def _refuse_shared_memory(model: nn.Module, device: torch.device) -> None:

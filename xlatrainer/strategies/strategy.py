@@ -30,10 +30,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def setup(self, model: nn.Module) -> nn.Module:
-        """Place `model` and return the module to call, which may be a wrapper around it.
+        """Place `model` and return the module to call, which may be a wrapper around it. Tied weights stay tied.
 
         Raises:
-            ValueError: If parameters that were one before would not be one afterwards.
+            ValueError: If parameters share memory in a way that would not survive.
         """
 
     @abstractmethod
