@@ -71,14 +71,16 @@ LEFT_OUT = {
     "argsort": "which of equal elements comes first is free; test_order_of_equal_elements",
     "as_strided.partial_views": "its samples depend on the storage behind a view, which a copy to a device drops",
     "chalf": "XLA has no complex32",
+    **{op.name: "for CUDA only" for op in op_db if op.name.startswith("jiterator")},
     "linalg.eig": "eigenvectors are unique up to a factor",
     "linalg.eigh": "eigenvectors are unique up to a sign; test_factorisations_give_the_matrix_back",
     "tensor_split": "wants its indices on the CPU, where the test does not leave them",
     "to": "pins memory, which is for the CPU's tensors",
 }
 
-# Of the results of these, only the first is unique where elements are equal.
-FIRST_RESULT_ONLY = frozenset({"sort", "topk", "kthvalue", "msort", "mode", "median", "nanmedian"})
+# Of these only the first result is compared: the others say where equal elements are, of which any may be named, or
+# (native_batch_norm without training) have another shape on the CPU than torch's own shape inference says.
+FIRST_RESULT_ONLY = frozenset({"sort", "topk", "kthvalue", "msort", "mode", "median", "nanmedian", "native_batch_norm"})
 
 # rtol, atol and why the tolerance of the dtype is too strict.
 _POLE = (2e-5, 2e-3, "gradients beside a pole, where the input's last bit counts")
@@ -91,6 +93,7 @@ LOOSE = {
     "linalg.matrix_exp": _SQUARINGS,
     "logcumsumexp": (2e-3, 4e-3, "a difference of large numbers: torch's own gradient is as far from float64's"),
     "matrix_exp": _SQUARINGS,
+    "nn.functional.conv_transpose3d": (1e-5, 5e-5, "sums of many terms in another order"),
     "nn.functional.layer_norm": (1e-5, 2e-4, "gradient of a norm over one element: 0 times 1 / sqrt(eps)"),
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch.utils._pytree import tree_map
 
 __all__ = [
     "AUTOGRAD_KEY",
@@ -20,6 +21,7 @@ __all__ = [
     "create_tensor",
     "has_kernel",
     "register_backend",
+    "tree_map",
 ]
 
 BACKEND_KEY = "PrivateUse1"

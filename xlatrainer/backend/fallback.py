@@ -8,10 +8,10 @@ import warnings
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from xlatrainer import config
 from xlatrainer.backend import counters
+from xlatrainer.backend._private_api import tree_map
 from xlatrainer.backend.recorder import not_on_device
 from xlatrainer.backend.schema import signature
 from xlatrainer.backend.source import user_line

@@ -108,6 +108,19 @@ def _covers(view: Geometry, dtype: torch.dtype, whole: Spec) -> bool:
 
 
 def _through_view(tensor: torch.Tensor, data: StorageData) -> Value:
+    return _with_bits(tensor, _elements(tensor, data))
+
+
+def _with_bits(tensor: torch.Tensor, value: Value) -> Value:
+    """`value` conjugated and negated as the lazy bits of the tensor say: the same to read and to write."""
+    if value.spec.dtype.is_complex and tensor.is_conj():
+        value = _record(_bit_operation(value.spec, "conj"), value)
+    if tensor.is_neg():
+        value = _record(_bit_operation(value.spec, "neg"), value)
+    return value
+
+
+def _elements(tensor: torch.Tensor, data: StorageData) -> Value:
     whole = _whole(data)
     view = _geometry(tensor)
     dtype = tensor.dtype
@@ -128,6 +141,7 @@ def assign(tensor: torch.Tensor, value: Value) -> None:
     if not data.viewed:
         data.value = value
         return
+    value = _with_bits(tensor, value)
     view = _geometry(tensor)
     if _covers(view, tensor.dtype, data.spec if data.value is None else data.value.spec):
         data.value = value
@@ -204,6 +218,13 @@ def _convert_operation(spec: Spec, dtype: torch.dtype) -> Operation:
 
     out = make_spec(spec.shape, dtype)
     return _cached(("convert", spec, dtype), lambda: Operation("xla::convert", lower, (out,)))
+
+
+def _bit_operation(spec: Spec, bit: str) -> Operation:
+    def lower(operands: Any, _floats: Any, _ints: Any, _key: Any) -> tuple[Any, ...]:
+        return (jnp.conj(operands[0]) if bit == "conj" else -operands[0],)
+
+    return _cached((bit, spec), lambda: Operation(f"xla::{bit}", lower, (spec,)))
 
 
 def _broadcast_operation(spec: Spec, shape: tuple[int, ...]) -> Operation:

@@ -15,6 +15,7 @@ from xlatrainer.backend.lowerings import (
     random,
     reduction,
     shape,
+    spectral,
 )
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "random",
     "reduction",
     "shape",
+    "spectral",
 ]

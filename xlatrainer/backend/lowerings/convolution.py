@@ -133,7 +133,9 @@ def convolution_backward(
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
         if transposed:
+            # output_padding may make room for windows that belong to no input
             grad_input = _forward(grad_output, weight, geometry)
+            grad_input = grad_input[(slice(None), slice(None), *(slice(size) for size in input.shape[2:]))]
         else:
             grad_input = _transposed(grad_output, weight, geometry, input.shape[2:])
     if output_mask[1]:

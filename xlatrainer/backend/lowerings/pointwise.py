@@ -152,6 +152,11 @@ def reciprocal(self):
     return 1 / self
 
 
+@pointwise("_conj_physical")
+def conj_physical(self):
+    return jnp.conj(self)
+
+
 @pointwise("hypot")
 def hypot(self, other):
     return jnp.hypot(self, other)
@@ -205,7 +210,6 @@ _FLOAT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "cos": jnp.cos,
     "cosh": jnp.cosh,
     "deg2rad": jnp.deg2rad,
-    "digamma": jax.scipy.special.digamma,
     "erf": lax.erf,
     "erfc": lax.erfc,
     "erfinv": lax.erf_inv,
@@ -277,9 +281,9 @@ def angle(self):
     return jnp.angle(self) if jnp.iscomplexobj(self) else jnp.where(jnp.isnan(self), self, jnp.angle(self))
 
 
-@pointwise("polygamma", to="float", static=("n",))
-def polygamma(n, self):
-    return jax.scipy.special.polygamma(n, self)
+@pointwise("digamma", to="float")
+def digamma(self):
+    return jnp.where(self == 0, jnp.copysign(jnp.inf, -self), jax.scipy.special.digamma(self))
 
 
 # activations

@@ -162,7 +162,8 @@ def _avg_pool_lowering(rank):
         windows = _windows(spatial, kernel_size, stride, padding, (1,), ceil_mode)
         padded = _padded(self, windows, 0)
         total = sum(_at(padded, windows, offset) for offset in windows.offsets())
-        return total / jnp.asarray(_divisors(windows, spatial, count_include_pad, divisor_override), self.dtype)
+        divisors = _divisors(windows, spatial, count_include_pad, divisor_override)
+        return (total / jnp.asarray(divisors, self.dtype)).astype(self.dtype)
 
     return forward
 

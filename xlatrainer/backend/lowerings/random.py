@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from xlatrainer.backend.dtypes import compute_dtype, from_numpy
-from xlatrainer.backend.lowerings.registry import lowering
+from xlatrainer.backend.dtypes import compute_dtype, from_numpy, to_numpy
+from xlatrainer.backend.lowerings.registry import Number, lowering
 
 
 def _floating(dtype):
@@ -32,9 +32,11 @@ def _keep_mask(key, probability, shape):
     return jax.random.bits(key, shape, jnp.uint32) < jnp.uint32(limit)
 
 
-@lowering("native_dropout_backward")
-def native_dropout_backward(grad_output, mask, scale):
-    return jnp.where(mask, grad_output * scale.astype(grad_output.dtype), 0)
+@lowering("native_dropout_backward", takes_specs=True)
+def native_dropout_backward(grad_output, mask, scale, *, out_specs):
+    grad = grad_output.astype(to_numpy(out_specs[0].dtype))
+    factor = scale.array if isinstance(scale, Number) else jnp.asarray(scale)
+    return jnp.where(mask, grad * factor.astype(grad.dtype), 0)
 
 
 @lowering("bernoulli", random=True)
