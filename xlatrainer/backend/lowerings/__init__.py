@@ -14,6 +14,7 @@ from xlatrainer.backend.lowerings import (
     pooling,
     random,
     reduction,
+    resampling,
     shape,
     spectral,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "pooling",
     "random",
     "reduction",
+    "resampling",
     "shape",
     "spectral",
 ]

@@ -1,22 +1,21 @@
 """Convolutions of 1 to 3 spatial dims, with groups, dilation and transposition, and their gradients."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
+from xlatrainer.backend.lowerings import convolution_cpu
 from xlatrainer.backend.lowerings.registry import lowering
+from xlatrainer.backend.lowerings.windows import per_dim
 
 
-class _Geometry(NamedTuple):
+class Geometry(NamedTuple):
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
-
-
-def _per_dim(values, rank):
-    return tuple(values) * rank if len(values) == 1 else tuple(values)
 
 
 def _numbers(rank):
@@ -48,28 +47,28 @@ def _flipped(weight, groups):
     return jnp.flip(weight, tuple(range(2, weight.ndim)))
 
 
-def _transposed(input, weight, geometry, spatial):
-    """The gradient of a convolution from `spatial` sizes to those of `input`; also the transposed convolution."""
+def input_gradient(grad_output, weight, geometry, spatial):
+    """The gradient of a convolution from `spatial` sizes to those of `grad_output`; also the transposed convolution."""
     stride, padding, dilation, groups = geometry
     pads = []
     for size, length, kernel, step, pad, gap in zip(
-        spatial, input.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        spatial, grad_output.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
     ):
         reach = gap * (kernel - 1)
         low = reach - pad
         pads.append((low, size + reach - low - ((length - 1) * step + 1)))
     ones = (1,) * len(stride)
     return _convolve(
-        input, _flipped(weight, groups), ones, pads, input_dilation=stride, dilation=dilation, groups=groups
+        grad_output, _flipped(weight, groups), ones, pads, input_dilation=stride, dilation=dilation, groups=groups
     )
 
 
-def _forward(input, weight, geometry):
+def forward(input, weight, geometry):
     stride, padding, dilation, groups = geometry
     return _convolve(input, weight, stride, [(p, p) for p in padding], dilation=dilation, groups=groups)
 
 
-def _weight_gradient(input, grad_output, geometry, kernel):
+def weight_gradient(input, grad_output, geometry, kernel):
     """Correlates the input with the output's gradient: channels act as the batch, the batch is summed over."""
     stride, padding, dilation, groups = geometry
     rank = len(stride)
@@ -89,6 +88,38 @@ def _weight_gradient(input, grad_output, geometry, kernel):
         dimension_numbers=numbers,
         batch_group_count=groups,
         preferred_element_type=input.dtype,
+    )
+
+
+def _best(native, on_cpu, first, second):
+    """`native`, or on the CPU what is faster there for these shapes."""
+    if first.dtype not in (jnp.float32, jnp.float64):
+        return native(first, second)
+
+    def chosen(first, second):
+        result = on_cpu(first, second)
+        return native(first, second) if result is None else result
+
+    return lax.platform_dependent(first, second, cpu=chosen, default=native)
+
+
+def _forward(input, weight, geometry):
+    return _best(
+        partial(forward, geometry=geometry), partial(convolution_cpu.forward, geometry=geometry), input, weight
+    )
+
+
+def _input_gradient(grad_output, weight, geometry, spatial):
+    options = {"geometry": geometry, "spatial": tuple(spatial)}
+    return _best(
+        partial(input_gradient, **options), partial(convolution_cpu.input_gradient, **options), grad_output, weight
+    )
+
+
+def _weight_gradient(input, grad_output, geometry, kernel):
+    options = {"geometry": geometry, "kernel": tuple(kernel)}
+    return _best(
+        partial(weight_gradient, **options), partial(convolution_cpu.weight_gradient, **options), input, grad_output
     )
 
 
@@ -113,10 +144,10 @@ def convolution(input, weight, bias, stride, padding, dilation, transposed, outp
     unbatched = input.ndim == rank + 1
     if unbatched:
         input = input[None]
-    geometry = _Geometry(_per_dim(stride, rank), _per_dim(padding, rank), _per_dim(dilation, rank), groups)
+    geometry = Geometry(per_dim(stride, rank), per_dim(padding, rank), per_dim(dilation, rank), groups)
     if transposed:
-        spatial = _output_size(input, weight, geometry, _per_dim(output_padding, rank))
-        out = _transposed(input, weight, geometry, spatial)
+        spatial = _output_size(input, weight, geometry, per_dim(output_padding, rank))
+        out = _input_gradient(input, weight, geometry, spatial)
     else:
         out = _forward(input, weight, geometry)
     if bias is not None:
@@ -129,7 +160,7 @@ def convolution_backward(
     grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
 ):
     rank = weight.ndim - 2
-    geometry = _Geometry(_per_dim(stride, rank), _per_dim(padding, rank), _per_dim(dilation, rank), groups)
+    geometry = Geometry(per_dim(stride, rank), per_dim(padding, rank), per_dim(dilation, rank), groups)
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
         if transposed:
@@ -137,7 +168,7 @@ def convolution_backward(
             grad_input = _forward(grad_output, weight, geometry)
             grad_input = grad_input[(slice(None), slice(None), *(slice(size) for size in input.shape[2:]))]
         else:
-            grad_input = _transposed(grad_output, weight, geometry, input.shape[2:])
+            grad_input = _input_gradient(grad_output, weight, geometry, input.shape[2:])
     if output_mask[1]:
         large, small = (grad_output, input) if transposed else (input, grad_output)
         grad_weight = _weight_gradient(large, small, geometry, weight.shape[2:])

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from xlatrainer.backend.lowerings.registry import pointwise
+from xlatrainer.backend.lowerings.registry import lowering, pointwise
 
 
 def _is_bool(array):
@@ -448,3 +448,9 @@ def logit_backward(grad_output, self, eps=None):
 @pointwise("_prelu_kernel")
 def prelu_kernel(self, weight):
     return jnp.where(self > 0, self, self * weight)
+
+
+@lowering("_prelu_kernel_backward")
+def prelu_kernel_backward(grad_output, self, weight):
+    positive = self > 0
+    return jnp.where(positive, grad_output, weight * grad_output), jnp.where(positive, 0, self * grad_output)

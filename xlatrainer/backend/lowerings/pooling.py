@@ -4,80 +4,14 @@ A window is taken as one strided slice for each of its positions, which XLA fuse
 the output over the same slices. `reduce_window` and its gradient `select_and_scatter` are many times slower on the CPU.
 """
 
-import itertools
 import math
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xlatrainer.backend.lowerings.registry import lowering
-
-
-class _Windows(NamedTuple):
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    output: tuple[int, ...]
-
-    def offsets(self):
-        return itertools.product(*map(range, self.kernel))
-
-
-def _per_dim(values, rank):
-    values = tuple(values)
-    return values * rank if len(values) == 1 else values
-
-
-def _output_length(size, kernel, stride, padding, dilation, ceil_mode):
-    span = size + 2 * padding - dilation * (kernel - 1) - 1
-    length = (-(-span // stride) if ceil_mode else span // stride) + 1
-    if ceil_mode and (length - 1) * stride >= size + padding:
-        length -= 1  # no window may start in the padding on the right
-    return length
-
-
-def _windows(spatial, kernel_size, stride, padding, dilation, ceil_mode):
-    rank = len(spatial)
-    kernel = _per_dim(kernel_size, rank)
-    step = _per_dim(stride, rank) if stride else kernel
-    pad, gap = _per_dim(padding, rank), _per_dim(dilation, rank)
-    output = tuple(_output_length(*args, ceil_mode) for args in zip(spatial, kernel, step, pad, gap, strict=True))
-    return _Windows(kernel, step, pad, gap, output)
-
-
-def _padded(array, windows, value):
-    """The input padded so that every window lies inside; leading dims are left alone."""
-    rank = len(windows.kernel)
-    pads = [(0, 0, 0)] * (array.ndim - rank)
-    for size, kernel, step, pad, gap, length in zip(array.shape[-rank:], *windows, strict=True):
-        needed = (length - 1) * step + gap * (kernel - 1) + 1
-        pads.append((pad, max(needed - size - pad, 0), 0))
-    return lax.pad(array, jnp.asarray(value, array.dtype), pads)
-
-
-def _at(padded, windows, offset):
-    """The element at `offset` of every window, in the shape of the output."""
-    lead = padded.ndim - len(offset)
-    starts = [0] * lead + [o * gap for o, gap in zip(offset, windows.dilation, strict=True)]
-    limits = list(padded.shape[:lead])
-    for start, step, length in zip(starts[lead:], windows.stride, windows.output, strict=True):
-        limits.append(start + (length - 1) * step + 1)
-    return lax.slice(padded, starts, limits, [1] * lead + list(windows.stride))
-
-
-def _spread(values, windows, offset, spatial):
-    """The transpose of `_at`: values at their places in an input of `spatial` sizes, zeros elsewhere."""
-    rank = len(offset)
-    config = [(0, 0, 0)] * (values.ndim - rank)
-    for size, o, gap, step, pad, length in zip(
-        spatial, offset, windows.dilation, windows.stride, windows.padding, windows.output, strict=True
-    ):
-        low = o * gap - pad
-        config.append((low, size - low - ((length - 1) * step + 1), step - 1))
-    return lax.pad(values, jnp.zeros((), values.dtype), config)
+from xlatrainer.backend.lowerings.windows import at_offset, padded_for, spread_from, windows_of
 
 
 def _lowest(dtype):
@@ -99,10 +33,10 @@ def _positions(windows, offset, spatial):
 
 
 def _max_pool(self, windows, spatial):
-    padded = _padded(self, windows, _lowest(self.dtype))
+    padded = padded_for(self, windows, _lowest(self.dtype))
     best = indices = None
     for offset in windows.offsets():
-        value = _at(padded, windows, offset)
+        value = at_offset(padded, windows, offset)
         position = jnp.broadcast_to(jnp.asarray(_positions(windows, offset, spatial)), value.shape)
         if best is None:
             best, indices = value, position
@@ -115,7 +49,7 @@ def _max_pool(self, windows, spatial):
 def _max_pool_lowering(rank):
     def forward(self, kernel_size, stride=(), padding=(0,), dilation=(1,), ceil_mode=False):
         spatial = self.shape[-rank:]
-        return _max_pool(self, _windows(spatial, kernel_size, stride, padding, dilation, ceil_mode), spatial)
+        return _max_pool(self, windows_of(spatial, kernel_size, stride, padding, dilation, ceil_mode), spatial)
 
     return forward
 
@@ -123,11 +57,11 @@ def _max_pool_lowering(rank):
 def _max_pool_backward_lowering(rank):
     def backward(grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices):
         spatial = self.shape[-rank:]
-        windows = _windows(spatial, kernel_size, stride, padding, dilation, ceil_mode)
+        windows = windows_of(spatial, kernel_size, stride, padding, dilation, ceil_mode)
         result = jnp.zeros_like(self)
         for offset in windows.offsets():
             chosen = indices == jnp.asarray(_positions(windows, offset, spatial))
-            result = result + _spread(jnp.where(chosen, grad_output, 0), windows, offset, spatial)
+            result = result + spread_from(jnp.where(chosen, grad_output, 0), windows, offset, spatial)
         return result
 
     return backward
@@ -159,9 +93,9 @@ def _avg_pool_lowering(rank):
         self, kernel_size, stride=(), padding=(0,), ceil_mode=False, count_include_pad=True, divisor_override=None
     ):
         spatial = self.shape[-rank:]
-        windows = _windows(spatial, kernel_size, stride, padding, (1,), ceil_mode)
-        padded = _padded(self, windows, 0)
-        total = sum(_at(padded, windows, offset) for offset in windows.offsets())
+        windows = windows_of(spatial, kernel_size, stride, padding, (1,), ceil_mode)
+        padded = padded_for(self, windows, 0)
+        total = sum(at_offset(padded, windows, offset) for offset in windows.offsets())
         divisors = _divisors(windows, spatial, count_include_pad, divisor_override)
         return (total / jnp.asarray(divisors, self.dtype)).astype(self.dtype)
 
@@ -171,11 +105,11 @@ def _avg_pool_lowering(rank):
 def _avg_pool_backward_lowering(rank):
     def backward(grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
         spatial = self.shape[-rank:]
-        windows = _windows(spatial, kernel_size, stride, padding, (1,), ceil_mode)
+        windows = windows_of(spatial, kernel_size, stride, padding, (1,), ceil_mode)
         share = grad_output / jnp.asarray(
             _divisors(windows, spatial, count_include_pad, divisor_override), grad_output.dtype
         )
-        return sum(_spread(share, windows, offset, spatial) for offset in windows.offsets())
+        return sum(spread_from(share, windows, offset, spatial) for offset in windows.offsets())
 
     return backward
 

@@ -1,1 +1,0 @@
-"""Scaled dot-product attention, where torch hands it to the device whole."""

@@ -1,0 +1,110 @@
+"""Upsampling of images (and lines, and volumes): `interpolate` and its gradients.
+
+Along each dim, linear and cubic interpolation is a matrix that is known when the program is compiled: a product with it
+is what hardware does best, and its transpose is the gradient. Nearest neighbours are taken: a product would spread NaN.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from xlatrainer.backend.dtypes import compute_dtype, from_numpy
+from xlatrainer.backend.lowerings.registry import lowering
+
+_SCALES = ("scales", "scales_d", "scales_h", "scales_w")
+_CUBIC = -0.75  # torch's coefficient of cubic convolution
+
+
+def _step(size, length, scale, align_corners):
+    """Input elements to one output element, in float32 as torch's kernels have it."""
+    if align_corners:
+        return np.float32((size - 1) / (length - 1)) if length > 1 else np.float32(0)
+    return np.float32(1 / scale if scale else size / length)
+
+
+def _nearest(size, length, scale, exact):
+    """For each output the input that it shows."""
+    places = np.arange(length, dtype=np.float32) + np.float32(0.5 if exact else 0)
+    return np.minimum((places * _step(size, length, scale, False)).astype(np.int64), size - 1)
+
+
+def _linear(size, length, scale, align_corners):
+    """Matrix of linear interpolation, outputs by inputs."""
+    step = _step(size, length, scale, align_corners)
+    places = np.arange(length, dtype=np.float32)
+    places = places * step if align_corners else np.maximum((places + np.float32(0.5)) * step - np.float32(0.5), 0)
+    first = np.minimum(places.astype(np.int64), size - 1)
+    share = np.clip(places - first, 0, 1)
+    return _matrix(size, [(first, 1 - share), (np.minimum(first + 1, size - 1), share)])
+
+
+def _cubic(size, length, scale, align_corners):
+    """Matrix of cubic convolution over four inputs, those beyond the border taken from the border."""
+    step = _step(size, length, scale, align_corners)
+    places = np.arange(length, dtype=np.float32)
+    places = places * step if align_corners else (places + np.float32(0.5)) * step - np.float32(0.5)
+    first = np.floor(places)
+    share = (places - first).astype(np.float64)
+    taps = []
+    for offset in (-1, 0, 1, 2):
+        distance = np.abs(share - offset)
+        near = ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance**2 + 1
+        far = ((distance - 5) * distance + 8) * distance * _CUBIC - 4 * _CUBIC
+        taps.append((np.clip(first.astype(np.int64) + offset, 0, size - 1), np.where(distance <= 1, near, far)))
+    return _matrix(size, taps)
+
+
+def _matrix(size, taps):
+    matrix = np.zeros((len(taps[0][0]), size))
+    for places, weights in taps:
+        np.add.at(matrix, (np.arange(len(places)), places), weights)
+    return matrix
+
+
+def _multiplied(array, matrices):
+    """The product of each of the last dims with its matrix (outputs by inputs)."""
+    dtype = compute_dtype(from_numpy(array.dtype))
+    result = array.astype(dtype)
+    for axis, matrix in enumerate(matrices, start=array.ndim - len(matrices)):
+        weights = jnp.asarray(matrix, dtype)
+        product = jnp.tensordot(result, weights, ((axis,), (1,)), precision=lax.Precision.HIGHEST)
+        result = jnp.moveaxis(product, -1, axis)
+    return result.astype(array.dtype)
+
+
+def _by_dim(make, sizes, lengths, scales, option):
+    scales = scales or [None] * len(sizes)
+    return [make(*dim, option) for dim in zip(sizes, lengths, scales, strict=True)]
+
+
+def _register_nearest(name, exact):
+    @lowering(name, static=_SCALES)
+    def forward(self, output_size, *scales):
+        for axis, places in enumerate(_by_dim(_nearest, self.shape[2:], output_size, scales, exact), start=2):
+            self = jnp.take(self, places, axis=axis)
+        return self
+
+    @lowering(f"{name}_backward", static=_SCALES)
+    def backward(grad_output, output_size, input_size, *scales):
+        chosen = _by_dim(_nearest, input_size[2:], output_size, scales, exact)
+        return _multiplied(
+            grad_output, [np.eye(size)[:, places] for size, places in zip(input_size[2:], chosen, strict=True)]
+        )
+
+
+def _register_smooth(name, make):
+    @lowering(name, static=_SCALES)
+    def forward(self, output_size, align_corners, *scales):
+        return _multiplied(self, _by_dim(make, self.shape[2:], output_size, scales, align_corners))
+
+    @lowering(f"{name}_backward", static=_SCALES)
+    def backward(grad_output, output_size, input_size, align_corners, *scales):
+        matrices = _by_dim(make, input_size[2:], output_size, scales, align_corners)
+        return _multiplied(grad_output, [matrix.T for matrix in matrices])
+
+
+for _rank, _kind in ((1, "linear"), (2, "bilinear"), (3, "trilinear")):
+    _register_nearest(f"upsample_nearest{_rank}d", exact=False)
+    _register_nearest(f"_upsample_nearest_exact{_rank}d", exact=True)
+    _register_smooth(f"upsample_{_kind}{_rank}d", _linear)
+_register_smooth("upsample_bicubic2d", _cubic)
