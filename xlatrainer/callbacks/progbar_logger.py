@@ -99,18 +99,20 @@ class ProgbarLogger(Callback):
         self._start = self._last_refresh = time.perf_counter()
         self._recent: deque[LogValues] = deque(maxlen=_LOGS_KEPT)
         self._shown: Mapping[str, float] = {}
+        self._batches = 0
         if self.params["verbose"] == 1:
             self._bar = _Bar(self._title, self.params["steps"])
 
     def _show(self, batch: int, logs: LogValues, num_examples: int = 0) -> None:
         """Note the logs of a batch, and redraw the bar if it is time to."""
         self._recent.append(logs)
+        self._batches = batch + 1
         now = time.perf_counter()
         if self._bar is None or now - self._last_refresh < _SECONDS_BETWEEN_REFRESHES:
             return
         self._last_refresh = now
         self._shown = self._newest_ready() or self._shown
-        self._bar.draw(batch + 1, _values_text(self._shown, _rate_text(num_examples, now - self._start)))
+        self._bar.draw(self._batches, _values_text(self._shown, _rate_text(num_examples, now - self._start)))
 
     def _newest_ready(self) -> LogValues | None:
         for logs in reversed(self._recent):
@@ -126,14 +128,15 @@ class ProgbarLogger(Callback):
         num_examples = self.trainer.num_examples - self._examples_before
         self._suffix = _rate_text(num_examples, time.perf_counter() - self._start)
         if self._bar is not None:
-            self._bar.draw(self._bar.total, _values_text(values, self._suffix))
+            self._bar.draw(self._batches, _values_text(values, self._suffix))
 
     def _end(self, logs: LogValues, suffix: str = "") -> None:
         text = _values_text(logs, suffix)
         seconds = time.perf_counter() - self._start
         self._recent.clear()
         if self._bar is not None:
-            self._bar.finish(text)
+            self._bar.draw(self._batches, text)
+            self._bar.close()
             self._bar = None
         else:
             print(" - ".join(part for part in (self._title, f"{seconds:.1f}s", text) if part), flush=True)
@@ -143,8 +146,6 @@ class _Bar:
     """A tqdm bar whose count is set rather than advanced."""
 
     def __init__(self, title: str, total: int | None) -> None:
-        self.total = total
-        self._count = 0
         count = "{n_fmt}/{total_fmt}" if total else "{n_fmt}"
         bar = "{desc}: {percentage:3.0f}%|{bar:20}| " if total else "{desc}: "
         self._tqdm: Any = _QuietTqdm(
@@ -156,13 +157,11 @@ class _Bar:
             bar_format=bar + count + " [{elapsed}{postfix}]",
         )
 
-    def draw(self, count: int | None, text: str) -> None:
-        self._count = self._count if count is None else count
-        self._tqdm.n = self._count
+    def draw(self, count: int, text: str) -> None:
+        self._tqdm.n = count
         self._tqdm.set_postfix_str(text, refresh=True)
 
-    def finish(self, text: str) -> None:
-        self.draw(self.total, text)
+    def close(self) -> None:
         self._tqdm.close()
 
 

@@ -1,0 +1,123 @@
+"""The order of hooks and callbacks, as in Keras, and what a hook is given."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.helpers import ON_CPU, class_batches, classifier
+from xlatrainer.callbacks.callback import Callback
+from xlatrainer.callbacks.history import History
+from xlatrainer.callbacks.lambda_callback import LambdaCallback
+from xlatrainer.callbacks.progbar_logger import ProgbarLogger
+from xlatrainer.trainer.trainer import Trainer
+
+HOOKS = sorted(name for name in vars(Callback) if name.startswith("on_"))
+BATCH_ALIASES = ("on_batch_begin", "on_batch_end")
+
+
+class Recorder(Callback):
+    """Notes every hook with its index and the names in its logs."""
+
+    def __init__(self, calls: list[Any], label: str = "") -> None:
+        for name in HOOKS:
+            if name not in BATCH_ALIASES:
+                setattr(self, name, self._noting(calls, f"{label}{name}"))
+
+    @staticmethod
+    def _noting(calls: list[Any], name: str) -> Any:
+        return lambda *arguments: calls.append((name, *arguments[:-1], list(arguments[-1])))
+
+
+def trainer(*callbacks: Callback) -> Trainer:
+    return Trainer(classifier(), "sgd", metrics=["accuracy"], callbacks=callbacks, strategy=ON_CPU)
+
+
+def test_the_order_of_fit() -> None:
+    calls: list[Any] = []
+    trainer(Recorder(calls)).fit(class_batches(rows=32), epochs=2, validation_data=class_batches(rows=16), verbose=0)
+    values = ["loss", "accuracy"]
+    epoch_values = [*values, "val_loss", "val_accuracy"]
+
+    def epoch(number: int) -> list[Any]:
+        return [
+            ("on_epoch_begin", number, []),
+            ("on_train_batch_begin", 0, []),
+            ("on_train_batch_end", 0, values),
+            ("on_train_batch_begin", 1, []),
+            ("on_train_batch_end", 1, values),
+            ("on_test_begin", []),
+            ("on_test_batch_begin", 0, []),
+            ("on_test_batch_end", 0, values),
+            ("on_test_end", values),
+            ("on_epoch_end", number, epoch_values),
+        ]
+
+    assert calls == [("on_train_begin", []), *epoch(0), *epoch(1), ("on_train_end", epoch_values)]
+
+
+def test_the_order_of_evaluate_and_predict() -> None:
+    calls: list[Any] = []
+    under_test = trainer(Recorder(calls))
+    under_test.evaluate(class_batches(rows=16), verbose=0)
+    under_test.predict(torch.randn(3, 8), verbose=0)
+    assert calls == [
+        ("on_test_begin", []),
+        ("on_test_batch_begin", 0, []),
+        ("on_test_batch_end", 0, ["loss", "accuracy"]),
+        ("on_test_end", ["loss", "accuracy"]),
+        ("on_predict_begin", []),
+        ("on_predict_batch_begin", 0, []),
+        ("on_predict_batch_end", 0, []),
+        ("on_predict_end", []),
+    ]
+
+
+def test_the_trainers_callbacks_come_first_then_fits_then_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    for default in (History, ProgbarLogger):
+        note = Recorder._noting(calls, default.__name__)
+        monkeypatch.setattr(default, "on_epoch_end", lambda self, epoch, logs, note=note: note(epoch, logs))
+    first, second = (LambdaCallback(on_epoch_end=Recorder._noting(calls, label)) for label in ("first", "second"))
+    trainer(first).fit(class_batches(rows=16), callbacks=[second], verbose=2)
+    assert [call[0] for call in calls] == ["first", "second", "History", "ProgbarLogger"]
+
+
+def test_the_keras_aliases_of_batch_hooks() -> None:
+    calls: list[Any] = []
+    aliases = LambdaCallback(**{name: Recorder._noting(calls, name) for name in BATCH_ALIASES})
+    trainer(aliases).fit(class_batches(rows=16), verbose=0)
+    assert calls == [("on_batch_begin", 0, []), ("on_batch_end", 0, ["loss", "accuracy"])]
+
+
+def test_what_a_callback_is_given() -> None:
+    callback = Callback()
+    under_test = trainer(callback)
+    under_test.fit(class_batches(rows=20), epochs=3, verbose=0)
+    assert callback.trainer is under_test
+    assert callback.model is under_test.model
+    assert callback.params == {"epochs": 3, "steps": 2, "verbose": 0}
+
+
+def test_logs_hold_the_epoch_so_far() -> None:
+    seen: list[float] = []
+    under_test = trainer(LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(logs["loss"])))
+    history = under_test.fit(class_batches(), verbose=0)
+    assert seen[-1] == history.history["loss"][-1]
+    assert len(set(seen)) == len(seen)
+
+
+def test_refusals() -> None:
+    callback = Callback()
+    with pytest.raises(TypeError, match="number 0 is <class .*History'>; create an object of it"):
+        trainer(History).fit(class_batches(), verbose=0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the Callback callback is given twice"):
+        trainer(callback).fit(class_batches(), callbacks=[callback], verbose=0)
+
+
+def test_an_exception_of_a_callback_reaches_the_caller() -> None:
+    def fail(batch: int, logs: Any) -> None:
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        trainer(LambdaCallback(on_train_batch_end=fail)).fit(class_batches(), verbose=0)

@@ -1,0 +1,51 @@
+"""A line an epoch, on disk when the epoch ends."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.helpers import ON_CPU, class_batches, classifier
+from xlatrainer.callbacks.csv_logger import CSVLogger
+from xlatrainer.callbacks.lambda_callback import LambdaCallback
+from xlatrainer.trainer.trainer import Trainer
+
+
+def rows(path: Path, separator: str = ",") -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file, delimiter=separator))
+
+
+def test_the_values_of_the_history(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "log.csv"
+    sizes: list[int] = []
+    trainer = Trainer(classifier(), "sgd", metrics=["accuracy"], strategy=ON_CPU)
+    look = LambdaCallback(on_epoch_end=lambda epoch, logs: sizes.append(len(rows(path))))
+    history = trainer.fit(
+        class_batches(), epochs=2, validation_data=class_batches(), callbacks=[CSVLogger(path), look], verbose=0
+    )
+    assert sizes == [1, 2]
+    assert list(rows(path)[0]) == ["epoch", "loss", "accuracy", "val_loss", "val_accuracy"]
+    assert [int(row["epoch"]) for row in rows(path)] == [0, 1]
+    assert [float(row["val_loss"]) for row in rows(path)] == history.history["val_loss"]
+
+
+def test_append_and_overwrite(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    for append, expected in ((False, 1), (True, 2), (True, 3), (False, 1)):
+        logger = CSVLogger(path, separator=";", append=append)
+        logger.on_train_begin({})
+        logger.on_epoch_end(0, {"loss": 0.5})
+        assert [row["loss"] for row in rows(path, ";")] == ["0.5"] * expected
+
+
+def test_columns_that_change(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path / "log.csv")
+    logger.on_train_begin({})
+    logger.on_epoch_end(0, {"loss": 0.5, "val_loss": 0.25})
+    logger.on_epoch_end(1, {"loss": 0.5})
+    assert [row["val_loss"] for row in rows(tmp_path / "log.csv")] == ["0.25", ""]
+    with pytest.raises(
+        ValueError, match=r"has the columns \['epoch', 'loss', 'val_loss'\], and there is none for \['mae'\]"
+    ):
+        logger.on_epoch_end(2, {"loss": 0.5, "mae": 1.0})

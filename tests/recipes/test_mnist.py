@@ -1,0 +1,70 @@
+"""The recipe, run as a user runs it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from recipes import mnist
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "mnist.py"
+
+
+def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(RECIPE), *arguments], capture_output=True, text=True, timeout=300, check=check
+    )
+
+
+def test_fake_data_and_the_reports(tmp_path: Path) -> None:
+    out = run("--fake-data", "--epochs", "2", "--logdir", str(tmp_path), "--device-report", "--lr", "0.01").stdout
+    lines = out.splitlines()
+    assert lines[0] == "MNISTNet on xla:0, 2,048 digits to train, 512 to test"
+    assert any(re.search(r"total +21,900 +parameters", line) for line in lines)
+    assert "Epoch 2/2" in out
+    assert "real devices: ['CPU:0']" in out
+    assert re.search(r"Execute +40$", out, re.MULTILINE)  # 16 batches to train and 4 to test, twice
+    assert re.fullmatch(r"examples/s: [\d,]+", lines[-3])
+    assert lines[-2] == "compilations: 3"  # the first step, all others, the test batches
+    assert re.fullmatch(r"test accuracy: \d+\.\d\d%", lines[-1])
+    assert (tmp_path / "scalars.csv").read_text().count("\n") == 3
+
+
+@pytest.mark.slow
+def test_five_epochs_reach_97_percent_and_repeat() -> None:
+    last_lines = [run().stdout.splitlines()[-2:] for _ in range(2)]
+    assert last_lines[0] == last_lines[1]
+    compilations, accuracy = last_lines[0]
+    assert compilations == "compilations: 5"  # and a short last batch of each
+    assert float(accuracy.removeprefix("test accuracy: ").removesuffix("%")) >= 97.0
+
+
+def test_download_without_torchvision_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mnist.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"--download needs torchvision: pip install 'xlatrainer\[vision\]'"):
+        mnist.main(["--download"])
+
+
+def test_the_digits_that_ship() -> None:
+    train, test = mnist.shipped_digits()
+    assert (train.images.shape, test.images.shape) == ((8000, 1, 28, 28), (2000, 1, 28, 28))
+    assert train.labels.unique().tolist() == test.labels.unique().tolist() == list(range(10))
+    assert abs(train.images.mean()) < 0.02
+    assert abs(train.images.std() - 1) < 0.02
+
+
+def test_batches_are_shuffled_by_their_generator_alone() -> None:
+    digits = mnist.Digits(torch.arange(10.0), torch.arange(10))
+    orders = []
+    for _ in range(2):
+        batches = mnist.Batches(digits, 4, torch.Generator().manual_seed(7))
+        orders.append([torch.cat([labels for _, labels in batches]).tolist() for _ in range(2)])
+        torch.rand(3)
+    assert orders[0] == orders[1]
+    assert orders[0][0] != orders[0][1]
+    assert sorted(orders[0][0]) == list(range(10))
+    assert [len(labels) for _, labels in mnist.Batches(digits, 4)] == [4, 4, 2]
+    assert len(mnist.Batches(digits, 4)) == 3
