@@ -8,7 +8,6 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from xlatrainer.backend.lowerings.registry import lowering
 from xlatrainer.backend.lowerings.windows import at_offset, padded_for, spread_from, windows_of

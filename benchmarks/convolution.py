@@ -1,0 +1,89 @@
+"""The forms of a convolution on this machine's CPU: XLA's own, ours of `lowerings/convolution_cpu.py`, and torch's.
+
+    python benchmarks/convolution.py
+
+Prints the fastest of a few runs in milliseconds, each form of a row in turn. `-` is a form that ours leaves to XLA.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch.nn import functional
+
+from xlatrainer.backend.lowerings import convolution, convolution_cpu
+from xlatrainer.backend.lowerings.convolution import Geometry
+
+ROUNDS = 15
+# input, weight, stride, padding, groups
+SHAPES = [
+    ((128, 1, 28, 28), (10, 1, 5, 5), 1, 0, 1),
+    ((128, 10, 12, 12), (20, 10, 5, 5), 1, 0, 1),
+    ((8, 3, 64, 64), (64, 3, 7, 7), 2, 3, 1),
+    ((8, 64, 16, 16), (64, 64, 3, 3), 1, 1, 1),
+    ((8, 128, 8, 8), (128, 128, 3, 3), 1, 1, 1),
+    ((8, 256, 4, 4), (256, 256, 3, 3), 1, 1, 1),
+    ((8, 512, 2, 2), (512, 512, 3, 3), 1, 1, 1),
+    ((8, 256, 16, 16), (64, 256, 1, 1), 1, 0, 1),
+    ((8, 64, 56, 56), (64, 64, 3, 3), 1, 1, 1),
+    ((8, 96, 28, 28), (96, 1, 3, 3), 1, 1, 96),
+]
+
+
+def fastest(functions: list[Callable[[], Any] | None]) -> list[float | None]:
+    """Milliseconds of each function's fastest run; they take turns."""
+    best = [float("inf")] * len(functions)
+    for round_number in range(ROUNDS + 1):
+        for i, function in enumerate(functions):
+            if function is None:
+                continue
+            start = time.perf_counter()
+            jax.block_until_ready(function())
+            if round_number:  # the first compiles
+                best[i] = min(best[i], (time.perf_counter() - start) * 1e3)
+    return [None if function is None else best[i] for i, function in enumerate(functions)]
+
+
+def ours(function: str, arguments: tuple[Any, Any], rest: tuple[Any, ...], module: Any) -> Callable[[], Any] | None:
+    """A compiled call of one form, None if it leaves the shapes to XLA."""
+    call = getattr(module, function)
+    if jax.eval_shape(lambda a, b: call(a, b, *rest), *arguments) is None:
+        return None
+    compiled = jax.jit(lambda a, b: call(a, b, *rest))
+    return lambda: compiled(*arguments)
+
+
+def main() -> None:
+    print(f"{'input':20}{'weight':18}{'':16}{'XLA':>9}{'ours':>9}{'torch':>9}")
+    for x_shape, w_shape, stride, padding, groups in SHAPES:
+        geometry = Geometry((stride,) * 2, (padding,) * 2, (1, 1), groups)
+        inputs, weight = torch.randn(x_shape, requires_grad=True), torch.randn(w_shape, requires_grad=True)
+        output = functional.conv2d(inputs, weight, None, *geometry)
+        grad = torch.randn_like(output)
+        x, w, g = (jnp.asarray(t.detach().numpy()) for t in (inputs, weight, grad))
+
+        def gradient(of: torch.Tensor, output: torch.Tensor = output, grad: torch.Tensor = grad) -> Any:
+            return torch.autograd.grad(output, of, grad, retain_graph=True)[0].numpy()
+
+        rows = [
+            (
+                "forward",
+                (x, w),
+                (geometry,),
+                lambda i=inputs, w=weight, g=geometry: functional.conv2d(i, w, None, *g).detach().numpy(),
+            ),
+            ("input_gradient", (g, w), (geometry, x_shape[2:]), lambda i=inputs, f=gradient: f(i)),
+            ("weight_gradient", (x, g), (geometry, w_shape[2:]), lambda w=weight, f=gradient: f(w)),
+        ]
+        for name, arguments, rest, reference in rows:
+            forms = [ours(name, arguments, rest, module) for module in (convolution, convolution_cpu)]
+            times = fastest([*forms, reference])
+            cells = "".join(f"{'-':>9}" if t is None else f"{t:9.2f}" for t in times)
+            print(f"{x_shape!s:20}{w_shape!s:18}{name:16}{cells}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Every form of a convolution gives the same: XLA's own, the CPU's special ones, and torch."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from xlatrainer.backend.lowerings import convolution, convolution_cpu
+from xlatrainer.backend.lowerings.convolution import Geometry
+
+# batch, channels, output channels, spatial, kernel, geometry
+CASES = {
+    "one channel": (4, 1, 6, (9, 9), (5, 5), Geometry((1, 1), (0, 0), (1, 1), 1)),
+    "plain": (3, 4, 6, (8, 7), (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1)),
+    "pointwise": (3, 4, 6, (5, 5), (1, 1), Geometry((1, 1), (0, 0), (1, 1), 1)),
+    "strided": (2, 4, 6, (9, 8), (3, 2), Geometry((2, 3), (1, 0), (1, 1), 1)),
+    "dilated": (2, 3, 5, (12, 11), (3, 3), Geometry((1, 2), (2, 1), (2, 3), 1)),
+    "depthwise": (2, 4, 4, (8, 8), (3, 3), Geometry((2, 2), (1, 1), (1, 1), 4)),
+    "depthwise multiplied": (2, 3, 6, (8, 8), (3, 3), Geometry((1, 1), (1, 1), (1, 1), 3)),
+    "grouped": (2, 4, 6, (6, 6), (3, 3), Geometry((1, 1), (1, 1), (1, 1), 2)),
+    "small image": (4, 16, 16, (2, 2), (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1)),
+    "one dim": (3, 4, 5, (11,), (4,), Geometry((2,), (1,), (1,), 1)),
+    "three dims": (2, 3, 4, (5, 4, 6), (2, 3, 2), Geometry((1, 2, 1), (1, 1, 0), (1, 1, 1), 1)),
+}
+TORCH: dict[int, Any] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_all_forms_agree(name: str) -> None:
+    batch, channels, out_channels, spatial, kernel, geometry = CASES[name]
+    inputs = torch.randn(batch, channels, *spatial, requires_grad=True)
+    weight = torch.randn(out_channels, channels // geometry.groups, *kernel, requires_grad=True)
+    expected = TORCH[len(spatial)](inputs, weight, None, *geometry)
+    grad = torch.randn_like(expected)
+    grad_input, grad_weight = torch.autograd.grad(expected, (inputs, weight), grad)
+
+    x, w, g = (jnp.asarray(t.detach().numpy()) for t in (inputs, weight, grad))
+    calls = {
+        "forward": ((x, w, geometry), expected),
+        "input_gradient": ((g, w, geometry, spatial), grad_input),
+        "weight_gradient": ((x, g, geometry, kernel), grad_weight),
+    }
+    forms = 0
+    for function, (arguments, right) in calls.items():
+        for module in (convolution, convolution_cpu):
+            first, second, *rest = arguments
+            result = jax.jit(lambda a, b, f=getattr(module, function), rest=rest: f(a, b, *rest))(first, second)
+            if result is not None:
+                np.testing.assert_allclose(np.asarray(result), right.detach().numpy(), rtol=1e-4, atol=1e-4)
+                forms += 1
+    assert forms >= 3
+
+
+def test_every_form_of_the_cpu_is_reached() -> None:
+    reached = {
+        (function, name)
+        for name, (batch, channels, out_channels, spatial, kernel, geometry) in CASES.items()
+        for function in ("forward",)
+        if convolution_cpu.forward(
+            jnp.ones((batch, channels, *spatial)),
+            jnp.ones((out_channels, channels // geometry.groups, *kernel)),
+            geometry,
+        )
+        is not None
+    }
+    assert ("forward", "one channel") in reached
+    assert ("forward", "small image") in reached
+    assert ("forward", "grouped") not in reached  # left to XLA
+
+
+def test_the_program_of_the_cpu_has_no_convolution_where_a_dot_is_faster() -> None:
+    geometry = Geometry((1, 1), (1, 1), (1, 1), 1)
+    x, w = jnp.ones((8, 64, 2, 2)), jnp.ones((64, 64, 3, 3))
+    text = jax.jit(lambda x, w: convolution._forward(x, w, geometry)).lower(x, w).as_text()
+    assert "stablehlo.convolution" not in text
+    assert "dot_general" in text
