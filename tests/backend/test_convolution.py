@@ -1,5 +1,6 @@
 """Every form of a convolution gives the same: XLA's own, the CPU's special ones, and torch."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,6 +30,10 @@ CASES = {
 TORCH: dict[int, Any] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 
 
+def _call(function: Any, rest: tuple[Any, ...], first: Any, second: Any) -> Any:
+    return function(first, second, *rest)
+
+
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_all_forms_agree(name: str) -> None:
     batch, channels, out_channels, spatial, kernel, geometry = CASES[name]
@@ -48,7 +53,8 @@ def test_all_forms_agree(name: str) -> None:
     for function, (arguments, right) in calls.items():
         for module in (convolution, convolution_cpu):
             first, second, *rest = arguments
-            result = jax.jit(lambda a, b, f=getattr(module, function), rest=rest: f(a, b, *rest))(first, second)
+            form = partial(_call, getattr(module, function), tuple(rest))
+            result = jax.jit(form)(first, second)
             if result is not None:
                 np.testing.assert_allclose(np.asarray(result), right.detach().numpy(), rtol=1e-4, atol=1e-4)
                 forms += 1

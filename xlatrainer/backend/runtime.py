@@ -5,7 +5,9 @@ JAX is asked for its devices at the first use, never at import. 64-bit types are
 May import: jax, torch, numpy, dtypes, config, counters.
 """
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,7 +18,7 @@ from xlatrainer import config
 from xlatrainer.backend import counters
 from xlatrainer.backend.dtypes import from_numpy, to_numpy
 
-__all__ = ["default_device", "local_devices", "to_device", "to_host", "x64"]
+__all__ = ["default_device", "local_devices", "to_device", "to_host", "undisturbed", "x64"]
 
 _PLATFORMS = {"": None, "CPU": "cpu", "GPU": "gpu", "CUDA": "gpu", "TPU": "tpu"}
 
@@ -49,19 +51,50 @@ def default_device() -> Any:
 
 
 _BITS = {1: torch.int8, 2: torch.int16}
+_ALIGNMENT = 64  # bytes; what XLA's CPU client asks of memory that it does not copy
 
 
 def to_device(tensor: torch.Tensor) -> Any:
     """A device array with a copy of a CPU tensor. The tensor may be changed as soon as this returns."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
-    private = tensor.clone(memory_format=torch.contiguous_format)  # JAX may read, or keep, the memory itself
-    dtype = to_numpy(private.dtype)
-    # numpy's own dtypes have names in torch; of the others the bits are handed over
-    known = dtype.isbuiltin == 1
-    array = private.numpy() if known else private.view(_BITS[private.element_size()]).numpy().view(dtype)
+    dtype = to_numpy(tensor.dtype)
+    if dtype.isbuiltin != 1:  # torch and numpy share no name for it: the bits are handed over
+        array = tensor.contiguous().view(_BITS[tensor.element_size()]).numpy().view(dtype)
+    else:
+        array = tensor.numpy()
     counters.add("TransferToDevice")
     with x64():
-        return jax.device_put(array, default_device())
+        return jax.device_put(_private_copy(array), default_device())
+
+
+def _private_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy that JAX may keep, aligned so that it can use the memory itself instead of copying once more.
+
+    numpy copies on this thread: torch would wake its own threads, which then spin and take the cores from XLA's.
+    """
+    raw = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    np.copyto(copy, array)
+    return copy
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep torch's CPU operators on one thread while XLA computes on the CPU; nothing happens on other platforms.
+
+    torch's threads spin for some milliseconds after each parallel operator, on the cores that XLA needs: a training
+    step was measured to take half as long again.
+    """
+    if default_device().platform != "cpu":
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def to_host(buffer: Any) -> torch.Tensor:

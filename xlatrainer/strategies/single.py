@@ -5,13 +5,14 @@ Owns the move of a model to a device with its tied weights kept tied. May import
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import xlatrainer.backend.device as xla_device
+import xlatrainer.backend.runtime as runtime
 import xlatrainer.backend.transfer as transfer
 from xlatrainer.strategies.nested import map_tensors
 from xlatrainer.strategies.strategy import Strategy
@@ -49,6 +50,9 @@ class SingleDeviceStrategy(Strategy):
                 setattr(model.get_submodule(owner), leaf, model.get_parameter(first))
         return model
 
+    def loop(self) -> contextlib.AbstractContextManager[None]:
+        return runtime.undisturbed() if self._is_lazy else contextlib.nullcontext()
+
     def to_device(self, batch: Any) -> Any:
         return map_tensors(lambda tensor: tensor.to(self._device), batch)
 
@@ -63,20 +67,6 @@ class SingleDeviceStrategy(Strategy):
         if self._is_lazy:
             return transfer.fetch(tensors)
         return [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-
-
-@contextlib.contextmanager
-def _same_parameters() -> Iterator[None]:
-    """Let `Module.to` keep each Parameter object, with its ties and its place in an optimizer, across kinds of device.
-
-    torch's own switch for that is global; it is as before afterwards.
-    """
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        yield
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(before)
 
 
 def _tied_names(model: nn.Module) -> list[list[str]]:

@@ -8,6 +8,7 @@ strategies can do (shard a model, skip a gradient's reduction) becomes a small i
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -35,6 +36,10 @@ class Strategy(ABC):
         Raises:
             ValueError: If parameters share memory in a way that would not survive.
         """
+
+    def loop(self) -> AbstractContextManager[None]:
+        """A context around a loop of steps, for what a device needs meanwhile; by default nothing."""
+        return nullcontext()
 
     @abstractmethod
     def to_device(self, batch: Any) -> Any:

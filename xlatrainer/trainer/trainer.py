@@ -163,7 +163,7 @@ class Trainer:
         self.stop_training = False
         logs = Logs({}, self.strategy)
         hooks.call("on_train_begin")
-        with training(self.model):
+        with self.strategy.loop(), training(self.model):
             for epoch in range(initial_epoch, epochs):
                 hooks.call("on_epoch_begin", epoch)
                 logs = self._train_epoch(batches, hooks)
@@ -229,7 +229,7 @@ class Trainer:
         predictions = Predictions(self.strategy)
         self.strategy.end_step()
         hooks.call("on_predict_begin")
-        with evaluating(self.model), torch.no_grad():
+        with self.strategy.loop(), evaluating(self.model), torch.no_grad():
             for index, batch in batches:
                 hooks.call("on_predict_batch_begin", index)
                 inputs = batch if isinstance(batch, Tensor | np.ndarray) else split_batch(batch)[0]
@@ -286,7 +286,7 @@ class Trainer:
         self._reset_metrics()
         logs = Logs({}, self.strategy)
         hooks.call("on_test_begin")
-        with evaluating(self.model), torch.no_grad():
+        with self.strategy.loop(), evaluating(self.model), torch.no_grad():
             for index, batch in batches:
                 hooks.call("on_test_batch_begin", index)
                 logs = self._test_batch(batch)
