@@ -5,8 +5,8 @@ are right is the number of passed `test_operator` cases of
 
     pytest -m slow tests/backend/test_lowerings.py
 
-which in one process (without `-n`) also prints, at its end, how many of them ran without help of the CPU. The tables below say which operators are
-left out, compared loosely or known to be wrong, each with the reason.
+which in one process (without `-n`) also prints, at its end, how many of them ran without help of the CPU. The tables
+below say which operators are left out, compared loosely or known to be wrong, each with the reason.
 """
 
 import inspect

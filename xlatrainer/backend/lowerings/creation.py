@@ -22,6 +22,12 @@ def zero(self):
     return jnp.zeros_like(self)
 
 
+@lowering("_efficientzerotensor", takes_specs=True)
+def efficientzerotensor(size, *, dtype=None, layout=None, device=None, pin_memory=None, out_specs):
+    """A gradient that is known to be zero; nothing need be stored for it here either."""
+    return jnp.zeros(size, to_numpy(out_specs[0].dtype))
+
+
 @lowering("scalar_tensor", takes_specs=True)
 def scalar_tensor(s, *, dtype=None, layout=None, device=None, pin_memory=None, out_specs):
     return _array(s).astype(to_numpy(out_specs[0].dtype))
