@@ -64,7 +64,7 @@ class Program:
         with runtime.x64(), jax.default_device(runtime.default_device()):
             lowered = jax.jit(step, donate_argnums=donate, keep_unused=True).lower(*arguments)
             try:
-                return lowered.compile()
+                return lowered.compile(compiler_options=runtime.compiler_options())
             except jax.errors.JaxRuntimeError as error:
                 raise CompileError(f"XLA could not compile the program: {error}\n{self.describe()}") from error
 

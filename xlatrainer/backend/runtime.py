@@ -18,7 +18,7 @@ from xlatrainer import config
 from xlatrainer.backend import counters
 from xlatrainer.backend.dtypes import from_numpy, to_numpy
 
-__all__ = ["default_device", "local_devices", "to_device", "to_host", "undisturbed", "x64"]
+__all__ = ["compiler_options", "default_device", "local_devices", "to_device", "to_host", "undisturbed", "x64"]
 
 _PLATFORMS = {"": None, "CPU": "cpu", "GPU": "gpu", "CUDA": "gpu", "TPU": "tpu"}
 
@@ -77,6 +77,14 @@ def _private_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     np.copyto(copy, array)
     return copy
+
+
+def compiler_options() -> dict[str, Any]:
+    """Options for XLA's compiler on the platform in use.
+
+    On the CPU, the pass is left out that removes optimization barriers before fusion: see `lowerings.fusion`.
+    """
+    return {"xla_disable_hlo_passes": "cse_barrier_expander"} if default_device().platform == "cpu" else {}
 
 
 @contextlib.contextmanager

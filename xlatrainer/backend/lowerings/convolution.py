@@ -97,8 +97,9 @@ def _best(native, on_cpu, first, second):
         return native(first, second)
 
     def chosen(first, second):
+        first, second = lax.optimization_barrier((first, second))  # each is read many times: see `fusion`
         result = on_cpu(first, second)
-        return native(first, second) if result is None else result
+        return native(first, second) if result is None else lax.optimization_barrier(result)
 
     return lax.platform_dependent(first, second, cpu=chosen, default=native)
 

@@ -9,6 +9,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
+from xlatrainer.backend.lowerings.fusion import materialized
 from xlatrainer.backend.lowerings.registry import lowering
 from xlatrainer.backend.lowerings.windows import at_offset, padded_for, spread_from, windows_of
 
@@ -32,7 +33,7 @@ def _positions(windows, offset, spatial):
 
 
 def _max_pool(self, windows, spatial):
-    padded = padded_for(self, windows, _lowest(self.dtype))
+    padded = padded_for(materialized(self), windows, _lowest(self.dtype))
     best = indices = None
     for offset in windows.offsets():
         value = at_offset(padded, windows, offset)
@@ -42,7 +43,7 @@ def _max_pool(self, windows, spatial):
             continue
         better = (value > best) | jnp.isnan(value) if jnp.issubdtype(value.dtype, jnp.floating) else value > best
         best, indices = jnp.where(better, value, best), jnp.where(better, position, indices)
-    return best, indices
+    return materialized(best, indices)
 
 
 def _max_pool_lowering(rank):
@@ -57,6 +58,7 @@ def _max_pool_backward_lowering(rank):
     def backward(grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices):
         spatial = self.shape[-rank:]
         windows = windows_of(spatial, kernel_size, stride, padding, dilation, ceil_mode)
+        grad_output, indices = materialized(grad_output, indices)
         result = jnp.zeros_like(self)
         for offset in windows.offsets():
             chosen = indices == jnp.asarray(_positions(windows, offset, spatial))
