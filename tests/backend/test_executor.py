@@ -12,7 +12,7 @@ from xlatrainer import config
 from xlatrainer.backend import counters
 from xlatrainer.backend.lowerings.registry import find
 from xlatrainer.backend.tensor import storage_data, value_of
-from xlatrainer.errors import LostValueError, LoweringError
+from xlatrainer.errors import ExecutionError, LostValueError, LoweringError
 
 Counts = dict[str, int]
 
@@ -209,15 +209,12 @@ def test_a_loop_without_any_barrier_is_cut_by_itself() -> None:
 
 
 def test_a_failing_lowering_names_the_operator_and_the_line() -> None:
-    def broken(*_args: object, **_kwargs: object) -> None:
-        raise ValueError("no such function")
-
     source = torch.full((7,), 0.5, device="xla")
     xla.sync()
     found = find("aten::erfinv")
     assert found is not None
     function = found.function
-    object.__setattr__(found, "function", broken)
+    object.__setattr__(found, "function", _broken)
     try:
         lost = source.erfinv()
         with pytest.raises(LoweringError, match=r"(?s)aten::erfinv .*no such function.*test_executor.py:\d+ in test_a"):
@@ -229,6 +226,44 @@ def test_a_failing_lowering_names_the_operator_and_the_line() -> None:
     with pytest.raises(LostValueError, match="was lost"):
         (lost + 1).cpu()
     assert (source + 1).tolist() == [1.5] * 7
+
+
+def test_a_step_that_fails_to_compile_leaves_parameters_as_they_were() -> None:
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    _train(model, optimizer, 3)
+    before = {name: value.clone().cpu() for name, value in model.state_dict().items()}
+    xla.sync()
+    functional.cross_entropy(model(torch.randn(4, 6).to("xla")), torch.zeros(4, dtype=torch.int64).to("xla")).backward()
+    optimizer.step()
+    found = find("aten::erfinv")
+    assert found is not None
+    function = found.function
+    object.__setattr__(found, "function", _broken)
+    try:
+        lost = next(model.parameters()).erfinv()
+        with pytest.raises(LoweringError):
+            xla.sync()
+    finally:
+        object.__setattr__(found, "function", function)
+    del lost
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value.cpu(), before[name], rtol=0, atol=0)
+    optimizer.zero_grad()
+    _train(model, optimizer, 3)
+
+
+def test_a_program_that_fails_while_it_runs_says_what_it_was() -> None:
+    kept = torch.ones(4, device="xla")
+    xla.sync()
+    huge = torch.ones(2**38, device="xla")
+    with pytest.raises(ExecutionError, match=r"(?s)memory.*aten::mul.Tensor at .*test_executor.py:\d+"):
+        (huge * 2 + 1).sort()[0].sum().item()
+    assert (kept + 1).tolist() == [2] * 4
+
+
+def _broken(*_args: object, **_kwargs: object) -> None:
+    raise ValueError("no such function")
 
 
 def test_the_data_of_a_storage_is_one_object_for_all_its_tensors() -> None:

@@ -196,6 +196,7 @@ def run_pending() -> None:
         finally:
             trace.leaves.clear()
             trace.pending.clear()
+            trace.overwritten.clear()
 
 
 def _run(trace: Trace, live: list[Value], random: tuple[int, int]) -> None:
@@ -215,14 +216,26 @@ def _run(trace: Trace, live: list[Value], random: tuple[int, int]) -> None:
         except jax.errors.JaxRuntimeError as error:
             raise ExecutionError(f"the program failed: {error}\n{program.describe()}") from error
     except BaseException as error:
-        lost = Lost(f"{type(error).__name__}: {error}")
+        lost = Lost(f"{type(error).__name__}: {error}".partition("\n")[0])
         for value in live:
             value.buffer = lost
+        _undo(trace)
         raise
     counters.add("Execute")
     by_slot = dict(zip(program.outputs, results, strict=True))
     for value in live:
         value.buffer = by_slot[value.slot]
+
+
+def _undo(trace: Trace) -> None:
+    """Give storages back what they held before a failed trace, unless it was donated to the program and is gone.
+
+    A step that fails to compile leaves parameters and optimizer state as they were.
+    """
+    for storage, spec, buffer in reversed(trace.overwritten):
+        data = storage()
+        if data is not None and not (isinstance(buffer, Lost) or buffer.is_deleted()):
+            data.value = Value(spec, buffer)
 
 
 def wait(values: Sequence[Value] = ()) -> None:

@@ -179,6 +179,7 @@ class Trace:
         "node",
         "num_nodes",
         "num_slots",
+        "overwritten",
         "pending",
         "random_draws",
         "views",
@@ -193,6 +194,7 @@ class Trace:
         self.floats: list[float] = []
         self.ints: list[int] = []
         self.pending: list[weakref.ref[Value]] = []
+        self.overwritten: list[tuple[weakref.ref[Any], Spec, Any]] = []  # storages, with what they held before
         self.random_draws = 0
         self.views: dict[Any, Value] = {}  # (root value, geometry) -> the value read through it
 

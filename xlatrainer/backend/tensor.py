@@ -10,6 +10,7 @@ All functions here must be called with `state.lock` held.
 May import: ir, state, strided, runtime, dtypes, _private_api.
 """
 
+import weakref
 from typing import Any
 
 import jax
@@ -46,7 +47,7 @@ class StorageData:
     look.
     """
 
-    __slots__ = ("spec", "value", "viewed")
+    __slots__ = ("__weakref__", "spec", "value", "viewed")
 
     def __init__(self, value: Value | None, spec: Spec, viewed: bool = False) -> None:
         self.value = value
@@ -139,16 +140,24 @@ def assign(tensor: torch.Tensor, value: Value) -> None:
     value = convert(value, tensor.dtype)
     data = storage_data(tensor)
     if not data.viewed:
-        data.value = value
+        _replace(data, value)
         return
     value = _with_bits(tensor, value)
     view = _geometry(tensor)
     if _covers(view, tensor.dtype, data.spec if data.value is None else data.value.spec):
-        data.value = value
+        _replace(data, value)
         return
     whole = _whole(data)
-    data.value = _record(_write_operation(whole.spec, value.spec, view), whole, value)
+    _replace(data, _record(_write_operation(whole.spec, value.spec, view), whole, value))
     state.trace.views[(data.value, view, tensor.dtype)] = value
+
+
+def _replace(data: StorageData, value: Value) -> None:
+    """Give the storage a new value; the old one is noted, to return to should the trace fail."""
+    old = data.value
+    if old is not None and old.buffer is not None:
+        state.trace.overwritten.append((weakref.ref(data), old.spec, old.buffer))
+    data.value = value
 
 
 def convert(value: Value, dtype: torch.dtype) -> Value:
