@@ -11,7 +11,7 @@ RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help mnist test check format setup clean distclean
+.PHONY: help mnist test operators check format setup clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -21,6 +21,9 @@ mnist: $(RUNTIME)  ## install, then train the MNIST recipe
 
 test: $(DEV)  ## install with the development tools, then run the tests
 	scripts/test $(ARGS)
+
+operators: $(DEV)  ## compare every operator of torch's database with the CPU (minutes)
+	$(BIN)/python -m pytest -m slow tests/backend/test_lowerings.py $(ARGS)
 
 check: $(DEV)  ## all that CI runs: format, lint, types, house rules, tests
 	scripts/check $(ARGS)

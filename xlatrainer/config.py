@@ -15,20 +15,35 @@ __all__ = ["SETTINGS", "Setting", "get", "override"]
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table: `variable` is the environment variable, `default` gives the type as well."""
+    """One row of the table: `variable` is the environment variable, `default` gives the type as well.
+
+    `accepted` lists the values there are; empty means any of the type.
+    """
 
     variable: str
     default: Any
     meaning: str
+    accepted: tuple[str, ...] = ()
+
+    def read(self, text: str) -> Any:
+        """The value that `text` stands for; raises `ValueError` if it is none of those accepted."""
+        if self.accepted and text.lower() not in self.accepted:
+            raise ValueError(f"{self.variable}={text!r}: accepted are {', '.join(map(repr, self.accepted))}")
+        try:
+            return type(self.default)(text)
+        except ValueError:
+            wanted = type(self.default).__name__
+            raise ValueError(f"{self.variable}={text!r} is no {wanted}; it is {self.meaning}") from None
 
 
 SETTINGS: dict[str, Setting] = {
     "platform": Setting("PJRT_DEVICE", "", "CPU, GPU (or CUDA) or TPU; empty: what jax finds"),
-    "fallback": Setting("XLATRAINER_FALLBACK", "warn", "operators without a lowering: warn (run on the CPU), error"),
+    "fallback": Setting(
+        "XLATRAINER_FALLBACK", "warn", "operators without a lowering: run on the CPU, or fail", ("warn", "error")
+    ),
     "max_pending_nodes": Setting(
         "XLATRAINER_MAX_PENDING_NODES", 2000, "nodes after which the next host-to-device copy ends the trace"
     ),
-    "verify": Setting("XLATRAINER_VERIFY", False, "check every recorded trace against the rules of a legal one"),
 }
 
 _overrides: dict[str, Any] = {}
@@ -42,9 +57,7 @@ def get(name: str) -> Any:
     text = os.environ.get(setting.variable)
     if text is None:
         return setting.default
-    if isinstance(setting.default, bool):
-        return text.strip().lower() in ("1", "true", "yes", "on")
-    return type(setting.default)(text)
+    return setting.read(text)
 
 
 @contextlib.contextmanager

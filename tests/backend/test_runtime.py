@@ -53,6 +53,12 @@ def test_settings_come_from_the_environment_when_asked(monkeypatch: pytest.Monke
     assert config.get("fallback") == "error"
     monkeypatch.setenv("XLATRAINER_MAX_PENDING_NODES", "7")
     assert config.get("max_pending_nodes") == 7
+    monkeypatch.setenv("XLATRAINER_MAX_PENDING_NODES", "many")
+    with pytest.raises(ValueError, match="XLATRAINER_MAX_PENDING_NODES='many' is no int"):
+        config.get("max_pending_nodes")
+    monkeypatch.setenv("XLATRAINER_FALLBACK", "maybe")
+    with pytest.raises(ValueError, match="accepted are 'warn', 'error'"):
+        config.get("fallback")
     with config.override(max_pending_nodes=9):
         assert config.get("max_pending_nodes") == 9
     with pytest.raises(KeyError, match="unknown settings"), config.override(nothing=1):
