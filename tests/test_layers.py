@@ -49,6 +49,7 @@ LAYERS = (
     Layer(("xlatrainer.backend.recorder", "xlatrainer.backend.transfer", "xlatrainer.backend.random")),
     # what a tensor is and how a trace runs, which do not know each other,
     Layer(("xlatrainer.backend.tensor", "xlatrainer.backend.executor")),
+    Layer(("xlatrainer.backend.program",)),
     Layer(("xlatrainer.backend.state", "xlatrainer.backend.shapes", "xlatrainer.backend.runtime")),
     # and plain functions and data; lowerings know nothing of nodes and traces.
     Layer(

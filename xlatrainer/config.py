@@ -41,6 +41,9 @@ SETTINGS: dict[str, Setting] = {
     "fallback": Setting(
         "XLATRAINER_FALLBACK", "warn", "operators without a lowering: run on the CPU, or fail", ("warn", "error")
     ),
+    "check_indices": Setting(
+        "XLATRAINER_CHECK_INDICES", "on", "whether programs compiled from now on check indices", ("on", "off")
+    ),
     "max_pending_nodes": Setting(
         "XLATRAINER_MAX_PENDING_NODES", 2000, "nodes after which the next host-to-device copy ends the trace"
     ),

@@ -45,6 +45,7 @@ class DeviceState:
         self.root = make_root()
         self.tree_nodes = 0
         self.trace = Trace(self.root, self.extend)
+        self.checks: list[tuple[Any, Any]] = []  # programs that were started, with the array that says what failed
         self.seed = DEFAULT_SEED
         self.random_offset = 0  # draws since the seed was set, without those of the pending trace
 

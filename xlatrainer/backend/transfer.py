@@ -10,7 +10,7 @@ import torch
 
 from xlatrainer import config
 from xlatrainer.backend import runtime
-from xlatrainer.backend.executor import Lost, run_pending
+from xlatrainer.backend.executor import Lost, raise_failed_checks, run_pending
 from xlatrainer.backend.ir import Value
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import from_host, storage_data, value_of
@@ -46,6 +46,8 @@ def read_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             copies.append(runtime.to_host(buffer))
         except jax.errors.JaxRuntimeError as error:
             raise ExecutionError(f"the program that computes this tensor failed: {error}") from error
+    with state.lock:
+        raise_failed_checks()  # of the program that computed them, which is done, and of those before
     return copies
 
 

@@ -1,8 +1,8 @@
 """Reading and writing elements by index, and the gradients of slices.
 
-Indices that torch's CPU kernels refuse as out of bounds cannot be refused here, where they are not known until the
-program runs: reads are clamped to the nearest element, writes are dropped. Negative indices count from the end where
-torch lets them. Boolean masks select a number of elements that depends on data: see `_without_masks`.
+Indices are checked by the program, see `checks`; what is out of bounds reads the nearest element and writes nothing
+until the error is raised. Negative indices count from the end where torch lets them. Boolean masks select a number of
+elements that depends on data: see `_without_masks`.
 """
 
 import math
@@ -12,12 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xlatrainer.backend.lowerings.checks import index_in_range
 from xlatrainer.backend.lowerings.registry import lowering
 
 _MASKS = ("torch.bool", "torch.uint8")
 
 
 _OF_BOOLS = {"add": "max", "multiply": "min"}
+
+
+def _check(index, size, dim, kind, *, negative=False):
+    message = f"index {{value}} is out of bounds for dimension {dim} with size {size}"
+    index_in_range(index, size, kind, message, negative=negative)
+
+
+def _check_rows(array, dim, index, kind=IndexError, *, negative=False):
+    size = array.shape[dim % array.ndim] if array.ndim else 1
+    index_in_range(index, size, kind, f"index {{value}} out of range in self with size {size}", negative=negative)
 
 
 def _as(number, dtype):
@@ -40,6 +51,9 @@ def _without_masks(self, indices, *args, **kwargs):
 
 def _place(array, indices):
     """numpy's advanced index of torch's list of optional tensors."""
+    for dim, index in enumerate(indices):
+        if index is not None:
+            _check(index, array.shape[dim], dim, IndexError, negative=True)
     return tuple(slice(None) if index is None else index for index in indices)
 
 
@@ -86,6 +100,7 @@ def gather(self, dim, index, *, sparse_grad=False):
     if not index.size:
         return jnp.zeros(shape, self.dtype)
     dim %= index.ndim
+    _check(index, self.shape[dim], dim, RuntimeError)
     cut = tuple(slice(None) if d == dim else slice(n) for d, n in enumerate(index.shape))
     return jnp.take_along_axis(self[cut], index, axis=dim, mode="clip").reshape(shape)
 
@@ -98,6 +113,7 @@ def _scatter(method, self, dim, index, src):
     if src.shape == (1,):
         src = jnp.broadcast_to(src.reshape((1,) * index.ndim), index.shape)
     src = src[tuple(slice(n) for n in index.shape)]
+    _check(index, self.shape[dim % self.ndim], dim % self.ndim, RuntimeError)
     return _write(self.at[_along(index, dim % self.ndim)], method, src).reshape(shape)
 
 
@@ -157,6 +173,7 @@ def _rows(array, dim, index):
 
 @lowering("index_select")
 def index_select(self, dim, index):
+    _check_rows(self, dim, index)
     if not self.ndim:
         return self
     return _rows(self, dim, index).get(mode="clip")
@@ -165,6 +182,7 @@ def index_select(self, dim, index):
 @lowering("index_add")
 def index_add(self, dim, index, source, *, alpha=1):
     (array,) = _at_least_1d(self)
+    _check_rows(array, dim, index, RuntimeError)
     update = (source * _as(alpha, source.dtype)).astype(self.dtype)
     return _write(_rows(array, dim, index), "add", _like_rows(update, array, dim, index)).reshape(self.shape)
 
@@ -172,12 +190,14 @@ def index_add(self, dim, index, source, *, alpha=1):
 @lowering("index_copy")
 def index_copy(self, dim, index, source):
     (array,) = _at_least_1d(self)
+    _check_rows(array, dim, index)
     return _write(_rows(array, dim, index), "set", _like_rows(source, array, dim, index)).reshape(self.shape)
 
 
 @lowering("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(self, dim, index, value):
     (array,) = _at_least_1d(self)
+    _check_rows(array, dim, index, negative=True)
     return _write(_rows(array, dim, index), "set", jnp.asarray(value)).reshape(self.shape)
 
 
@@ -191,6 +211,7 @@ def _like_rows(source, array, dim, index):
 @lowering("index_reduce")
 def index_reduce(self, dim, index, source, reduce, *, include_self=True):
     (array,) = _at_least_1d(self)
+    _check_rows(array, dim, index)
     source = _like_rows(source, array, dim, index)
 
     def write(method, array, ones):
@@ -199,13 +220,20 @@ def index_reduce(self, dim, index, source, reduce, *, include_self=True):
     return _reduced_into(write, array, reduce, include_self).reshape(self.shape)
 
 
+def _check_flat(array, index):
+    message = f"out of range: tried to access index {{value}} on a tensor of {array.size} elements."
+    index_in_range(index, array.size, IndexError, message, negative=True)
+
+
 @lowering("take")
 def take(self, index):
+    _check_flat(self, index)
     return self.reshape(-1).at[index].get(mode="clip")
 
 
 @lowering("put")
 def put(self, index, source, accumulate=False):
+    _check_flat(self, index)
     target = self.reshape(-1).at[index.reshape(-1)]
     return _write(target, "add" if accumulate else "set", source.reshape(-1)).reshape(self.shape)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xlatrainer.backend.dtypes import compute_dtype, from_numpy, to_numpy
+from xlatrainer.backend.lowerings.checks import index_in_range
 from xlatrainer.backend.lowerings.registry import lowering
 
 _NONE, _MEAN, _SUM = 0, 1, 2
@@ -87,6 +88,9 @@ def safe_softmax(self, dim, dtype=None, *, out_specs):
 def _class_weights(self, target, weight, ignore_index, dim):
     """The weight of each target's class, 0 for those to ignore, and the targets with a valid class in every place."""
     kept = target != ignore_index
+    classes = self.shape[dim]
+    message = f"Target {{value}} is out of bounds: there are {classes} classes"
+    index_in_range(target, classes, IndexError, message, where=kept)
     safe = jnp.where(kept, target, 0)
     weights = jnp.ones((), self.dtype) if weight is None else jnp.take(weight, safe, mode="clip")
     return jnp.where(kept, weights, 0).astype(_wide(self).dtype), safe

@@ -1,0 +1,77 @@
+"""Errors that depend on data: an index out of range is known only when the program runs.
+
+A lowering calls `index_in_range`; the program then also computes whether any check failed, and which first. The
+executor reads that when the program is done and raises what CPU torch raises. Called outside of a program, with plain
+arrays, the checks do nothing.
+
+May import: jax.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["Check", "collecting", "first_failure", "index_in_range"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of a program: `failed` is a 0-dim bool, `value` the first offending one (int64)."""
+
+    failed: Any
+    value: Any
+    kind: type[Exception]
+    message: str
+
+
+class _Collector(threading.local):
+    checks: list[Check] | None = None
+
+
+_collector = _Collector()
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[Check]]:
+    """The checks of the lowerings that are called in the block, by this thread."""
+    before = _collector.checks
+    checks: list[Check] = []
+    _collector.checks = checks
+    try:
+        yield checks
+    finally:
+        _collector.checks = before
+
+
+def index_in_range(
+    index: Any, size: int, kind: type[Exception], message: str, *, negative: bool = False, where: Any = None
+) -> None:
+    """Check that every index lies in 0 to `size` - 1, or with `negative` counts back from the end.
+
+    Args:
+        index: integers, any shape.
+        size: elements there are.
+        kind: what CPU torch raises.
+        message: what is said; `{value}` becomes the offending index.
+        negative: whether -1 to -`size` are right.
+        where: bools like `index`, false for those that do not count. Default all count.
+    """
+    if _collector.checks is None or not index.size:
+        return
+    wrong = (index >= size) | (index < (-size if negative else 0))
+    wrong = (wrong if where is None else wrong & where).reshape(-1)
+    value = index.reshape(-1)[jnp.argmax(wrong)].astype(jnp.int64)
+    _collector.checks.append(Check(jnp.any(wrong), value, kind, message))
+
+
+def first_failure(checks: list[Check]) -> jax.Array:
+    """Which of the checks failed first, and its value: int64[2], with -1 for none."""
+    failed = jnp.stack([check.failed for check in checks])
+    values = jnp.stack([check.value for check in checks])
+    first = jnp.argmax(failed)
+    return jnp.stack([jnp.where(jnp.any(failed), first, -1), values[first]])
