@@ -4,6 +4,7 @@ Seen with torch 2.11 to 2.14 and jax 0.10. Everything above calls these names.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,26 +32,43 @@ AUTOGRAD_KEY = "AutogradPrivateUse1"
 # there is no public way to make one without a C++ extension (torch 2.11+).
 create_tensor: Callable[[tuple[int, ...], torch.dtype], torch.Tensor] = torch._C._acc.create_empty_tensor
 
-# `kernel(self, size, stride, offset)`: a new tensor over the storage of `self`. The Meta kernel of as_strided only
-# writes sizes and strides and, unlike the CPU's, does not compare them with the size of the storage, which is empty
-# here.
+# The Meta kernels of as_strided and view make a new tensor over the storage of `self`: they only write sizes and
+# strides and, unlike the CPU's, do not compare them with the size of the storage, which is empty here.
 _IncludeKey = torch._C._IncludeDispatchKeyGuard
 _META = DispatchKey.Meta
+_aten_as_strided = torch.ops.aten.as_strided.default
+_aten_view = torch.ops.aten.view.default
 
 
-def alias_as_strided(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
-    """A tensor that shares the storage of `tensor`, with the given geometry (in elements).
+def _guard_restores() -> bool:
+    """Whether torch's guard for an included key leaves the dispatcher as it was: not in torch 2.11."""
+    included, excluded = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_local_exclude_set
+    with torch._C._ForceDispatchKeyGuard(included(), excluded()):  # puts everything back after the trial
+        before = included().raw_repr()
+        with _IncludeKey(_META):
+            pass
+        return bool(included().raw_repr() == before)
 
-    To be called from within a kernel: the guard makes torch choose its Meta kernel, at two thirds of `_op_dk`'s cost.
-    """
+
+def _guarded_as_strided(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
     with _IncludeKey(_META):
         return torch.as_strided(tensor, size, stride, offset)
 
 
-def alias_view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """`tensor.view(size)` over the same storage; to be called like `alias_as_strided`."""
+def _guarded_view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     with _IncludeKey(_META):
         return tensor.view(size)
+
+
+# To be called from within a kernel. `alias_as_strided(tensor, size, stride, offset)` is a tensor of that geometry (in
+# elements) over the storage of `tensor`, `alias_view(tensor, size)` is `tensor.view(size)`. The guard makes torch
+# choose its Meta kernel at two thirds of the cost of calling that kernel.
+alias_as_strided: Callable[..., torch.Tensor]
+alias_view: Callable[..., torch.Tensor]
+if _guard_restores():
+    alias_as_strided, alias_view = _guarded_as_strided, _guarded_view
+else:
+    alias_as_strided, alias_view = partial(_aten_as_strided._op_dk, _META), partial(_aten_view._op_dk, _META)
 
 
 def call_meta_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
