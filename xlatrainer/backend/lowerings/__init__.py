@@ -1,6 +1,7 @@
 """ATen operators as JAX functions, one module a family. Importing this package registers them all, and no more."""
 
 from xlatrainer.backend.lowerings import (
+    bessel,
     comparison,
     convolution,
     creation,
@@ -16,10 +17,12 @@ from xlatrainer.backend.lowerings import (
     reduction,
     resampling,
     shape,
+    special,
     spectral,
 )
 
 __all__ = [
+    "bessel",
     "comparison",
     "convolution",
     "creation",
@@ -35,5 +38,6 @@ __all__ = [
     "reduction",
     "resampling",
     "shape",
+    "special",
     "spectral",
 ]
