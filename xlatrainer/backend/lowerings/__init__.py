@@ -6,6 +6,7 @@ from xlatrainer.backend.lowerings import (
     convolution,
     creation,
     embedding,
+    factorizations,
     foreach,
     indexing,
     linalg,
@@ -19,6 +20,7 @@ from xlatrainer.backend.lowerings import (
     shape,
     special,
     spectral,
+    statistics,
 )
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "convolution",
     "creation",
     "embedding",
+    "factorizations",
     "foreach",
     "indexing",
     "linalg",
@@ -40,4 +43,5 @@ __all__ = [
     "shape",
     "special",
     "spectral",
+    "statistics",
 ]

@@ -103,6 +103,11 @@ def _trigamma(x):
     return jnp.where(reflected, -result, result)
 
 
+@pointwise("mvlgamma", to="float", static=("p",))
+def mvlgamma(self, p):
+    return sum(lax.lgamma(self - k / 2) for k in range(p)) + p * (p - 1) / 4 * math.log(math.pi)
+
+
 def _incomplete_gamma(function, a, x, low, high):
     """`low` and `high`: the value for x far below and far above a. In float64, since XLA's series lose digits."""
     a, x = jnp.broadcast_arrays(a, x)
