@@ -86,7 +86,8 @@ def polygamma(n, self):
     if n == 1:
         return _trigamma(self)
     order = jnp.full_like(self, n + 1)
-    return (1 if n % 2 else -1) * jnp.exp(lax.lgamma(order)) * _zeta(order, self)
+    factorial = math.factorial(n) if n <= 170 else math.inf  # beyond, no float64
+    return jnp.asarray((1.0 if n % 2 else -1.0) * factorial, self.dtype) * _zeta(order, self)
 
 
 def _trigamma(x):
