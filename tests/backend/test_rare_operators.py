@@ -123,3 +123,15 @@ def test_places_of_what_is_not_zero() -> None:
             lambda x, s=size: torch.nonzero_static(x, size=s, fill_value=7), torch.tensor([[1, 0, 2], [0, 3, 0]])
         )
     _assert_same(lambda x: torch.nonzero_static(x, size=3), torch.zeros(0, 2))
+
+
+def test_equal_reads_one_truth_value() -> None:
+    x = _matrix(4, 3)
+    others = (x.clone(), x + 1, x[:3], x.double(), x > 0, torch.full_like(x, NAN))
+    for other in others:
+        counters.reset()
+        assert torch.equal(x.to("xla"), other.to("xla")) == torch.equal(x, other)
+        assert not [name for name in counters.snapshot() if name.startswith("aten::")]
+    assert not torch.equal(torch.full((2,), NAN, device="xla"), torch.full((2,), NAN, device="xla"))
+    with pytest.raises(RuntimeError, match="one device"):
+        torch.equal(x.to("xla"), x)
