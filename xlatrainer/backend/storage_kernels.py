@@ -214,6 +214,15 @@ def local_scalar_dense(self: torch.Tensor) -> Any:
     return read_to_host([self])[0].item()
 
 
+def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
+    """Compared on the device, of which one truth value is read."""
+    if self.device != other.device:
+        raise RuntimeError(
+            f"equal: expected tensors of one device, but got {self.device} and {other.device}; move one with .to()"
+        )
+    return self.shape == other.shape and bool(aten.all(aten.eq(self, other)))
+
+
 def resize_(
     self: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
 ) -> torch.Tensor:
@@ -278,6 +287,7 @@ def kernels() -> dict[str, Callable[..., Any]]:
         "aten::copy_": copy_,
         "aten::_copy_from": _copy_from,
         "aten::_local_scalar_dense": local_scalar_dense,
+        "aten::equal": equal,
         "aten::resize_": resize_,
         "aten::set_.source_Tensor": set_source_tensor,
         "aten::set_.source_Storage_storage_offset": set_storage,

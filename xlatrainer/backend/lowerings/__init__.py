@@ -1,10 +1,12 @@
 """ATen operators as JAX functions, one module a family. Importing this package registers them all, and no more."""
 
 from xlatrainer.backend.lowerings import (
+    bessel,
     comparison,
     convolution,
     creation,
     embedding,
+    factorizations,
     foreach,
     indexing,
     linalg,
@@ -16,14 +18,18 @@ from xlatrainer.backend.lowerings import (
     reduction,
     resampling,
     shape,
+    special,
     spectral,
+    statistics,
 )
 
 __all__ = [
+    "bessel",
     "comparison",
     "convolution",
     "creation",
     "embedding",
+    "factorizations",
     "foreach",
     "indexing",
     "linalg",
@@ -35,5 +41,7 @@ __all__ = [
     "reduction",
     "resampling",
     "shape",
+    "special",
     "spectral",
+    "statistics",
 ]

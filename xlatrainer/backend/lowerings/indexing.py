@@ -386,3 +386,13 @@ def unfold_backward(grad_in, input_sizes, dim, size, step):
         return jnp.moveaxis(jnp.take(array, windows, axis=dim), dim + 1, -1)
 
     return jax.linear_transpose(unfold, shape)(grad_in)
+
+
+@lowering("nonzero_static", static=("size", "fill_value"))
+def nonzero_static(self, *, size, fill_value=-1):
+    """The places of the first `size` elements that are not 0, filled up where there are fewer."""
+    if not self.ndim:
+        return jnp.zeros((size, 0), jnp.int64)
+    if not self.size:
+        return jnp.full((size, self.ndim), fill_value, jnp.int64)
+    return jnp.stack(jnp.nonzero(self, size=size, fill_value=fill_value), -1).astype(jnp.int64)

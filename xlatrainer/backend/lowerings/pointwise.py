@@ -258,6 +258,21 @@ def round_decimals(self, decimals=0):
     return jnp.round(self * scale) / scale if decimals > 0 else jnp.round(self / scale) * scale
 
 
+@lowering("frexp.Tensor")
+def frexp(self):
+    """Subnormal numbers, which XLA's arithmetic takes for 0, are read as the integers that they are multiples of."""
+    x = self.astype(jnp.float32) if self.dtype.itemsize == 2 else self
+    bits = lax.bitcast_convert_type(x, jnp.int64 if x.dtype == jnp.float64 else jnp.int32)
+    digits = jnp.finfo(x.dtype).nmant
+    fraction = bits & (2**digits - 1)
+    subnormal = (bits >> digits) & (2 ** jnp.finfo(x.dtype).nexp - 1) == 0
+    mantissa, exponent = jnp.frexp(jnp.where(subnormal, fraction.astype(x.dtype), x))
+    exponent += jnp.where(subnormal & (fraction != 0), jnp.finfo(x.dtype).minexp - digits, 0)
+    finite = jnp.isfinite(x)
+    mantissa = jnp.where(finite, jnp.copysign(mantissa, x), x)
+    return mantissa.astype(self.dtype), jnp.where(finite, exponent, 0).astype(jnp.int32)
+
+
 @pointwise("frac")
 def frac(self):
     return self - jnp.trunc(self)

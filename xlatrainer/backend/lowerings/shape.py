@@ -154,3 +154,10 @@ def glu_backward(grad_output, self, dim):
     value, gate = jnp.split(self, 2, dim)
     opened = jax.nn.sigmoid(gate)
     return jnp.concatenate([grad_output * opened, grad_output * value * opened * (1 - opened)], dim)
+
+
+@lowering("narrow_copy", static=("start", "length"))
+def narrow_copy(self, dim, start, length):
+    size = self.shape[dim]
+    start = start + size if start < 0 else start
+    return lax.slice_in_dim(self, start, start + length, axis=dim)
