@@ -1,8 +1,11 @@
 """Shapes and dtypes of results, from torch's own meta kernels; they raise what torch raises for wrong arguments.
 
+The few operators without one are in a table here.
+
 May import: torch, ir.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +20,43 @@ def meta_tensor(spec: Spec) -> torch.Tensor:
     return torch.empty(spec.shape, dtype=spec.dtype, device="meta")
 
 
+def _like(position: int, *dtypes: torch.dtype | None) -> Callable[..., Any]:
+    """Results with the shape of one argument, and its dtype where a dtype is None."""
+
+    def rule(*args: Any) -> Any:
+        results = tuple(torch.empty_like(args[position], dtype=dtype) for dtype in dtypes)
+        return results if len(results) > 1 else results[0]
+
+    return rule
+
+
+def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, *rest: Any) -> Any:
+    """Losses, and for each time the probabilities of all states: labels and blanks between and around them."""
+    length, batch, _ = log_probs.shape
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, length, 2 * targets.shape[1] + 1)
+
+
+def _batch_norm(input: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, var: torch.Tensor, *rest: Any) -> Any:
+    """The output, statistics of the batch, cuDNN's reserve, new running statistics."""
+    half = input.dtype in (torch.float16, torch.bfloat16)
+    saved = mean.new_empty(input.shape[1], dtype=torch.float32 if half else input.dtype)
+    return torch.empty_like(input), saved, saved, input.new_empty(0, dtype=torch.uint8), mean, var
+
+
+# Operators of which torch has no meta kernel, or one that refuses a missing weight.
+_WITHOUT_META: dict[str, Callable[..., Any]] = {
+    "aten::_batch_norm_with_update_functional": _batch_norm,
+    "aten::_ctc_loss.Tensor": _ctc_loss,
+    "aten::_ctc_loss_backward.Tensor": _like(1, None),
+    "aten::fake_quantize_per_channel_affine_cachemask": _like(0, None, torch.bool),
+    "aten::fake_quantize_per_tensor_affine_cachemask": _like(0, None, torch.bool),
+    "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _like(0, None, torch.bool),
+    "aten::fractional_max_pool3d_backward": _like(1, None),
+    "aten::multi_margin_loss_backward": _like(1, None),
+    "aten::multilabel_margin_loss_backward": _like(1, None),
+}
+
+
 def infer(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Specs of the results of `overload`, in the structure of its results (one, a tuple or list, None where none is).
 
@@ -25,7 +65,7 @@ def infer(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if "device" in kwargs:
         kwargs = {**kwargs, "device": torch.device("meta")}
     with torch.no_grad():
-        return _specs(overload(*args, **kwargs))
+        return _specs(_WITHOUT_META.get(overload.name(), overload)(*args, **kwargs))
 
 
 def _specs(result: Any) -> Any:
