@@ -98,6 +98,7 @@ LOOSE = {
     "logcumsumexp": (2e-3, 4e-3, "a difference of large numbers: torch's own gradient is as far from float64's"),
     "matrix_exp": _SQUARINGS,
     "nn.functional.conv_transpose3d": (1e-5, 5e-5, "sums of many terms in another order"),
+    "nn.functional.ctc_loss": (1e-3, 1e-4, "a difference of large logarithms: torch's own is as far from float64's"),
     "nn.functional.layer_norm": (1e-5, 2e-4, "gradient of a norm over one element: 0 times 1 / sqrt(eps)"),
 }
 
@@ -533,3 +534,33 @@ def test_embedding_rows_are_shortened_in_place() -> None:
 
     actual, expected = _on_both(look_up, torch.randn(6, 4), torch.tensor([1, 3, 3]))
     torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("layer", ["LSTM", "GRU", "RNN", "weight_norm"])
+def test_recurrent_layers_and_weight_norm(layer: str, bias: bool) -> None:
+    if layer == "weight_norm":
+        model: Any = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 3, bias=bias))
+    else:
+        model = getattr(torch.nn, layer)(4, 5, 2, bias=bias, bidirectional=True)
+    weights = dict(model.named_parameters())
+
+    def run(x: torch.Tensor, *values: torch.Tensor) -> list[torch.Tensor]:
+        def call(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+            result = torch.func.functional_call(model, dict(zip(weights, values, strict=True)), (x,))
+            return torch.cat([part.flatten() for part in _tensors(result)])
+
+        return _graded(call, x, *values)
+
+    actual, expected = _on_both(run, torch.randn(6, 2, 4), *weights.values())
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)  # sums over time in another order
+
+
+def test_batch_norm_whose_input_wants_no_gradient() -> None:
+    def gradient(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        weight = weight.clone().requires_grad_()
+        result = torch.nn.functional.batch_norm(x, None, None, weight, training=True)
+        return torch.autograd.grad((result**3).sum(), weight)[0]
+
+    actual, expected = _on_both(gradient, torch.randn(4, 3, 5), torch.rand(3))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)

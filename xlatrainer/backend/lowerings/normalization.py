@@ -106,8 +106,12 @@ def native_batch_norm_backward(
         grad = grad - mean_grad - normalized * _per_channel(grad_weight / count, x.ndim)
     grad_input = grad * _per_channel(scale, x.ndim)
     kind = input.dtype if weight is None else weight.dtype
-    results = (grad_input.astype(input.dtype), grad_weight.astype(kind), grad_bias.astype(kind))
-    return tuple(result if wanted else None for result, wanted in zip(results, output_mask, strict=True))
+    # torch's shape inference counts on the gradient of the input always; XLA drops what nobody reads.
+    return (
+        grad_input.astype(input.dtype),
+        grad_weight.astype(kind) if output_mask[1] else None,
+        grad_bias.astype(kind) if output_mask[2] else None,
+    )
 
 
 @lowering("native_layer_norm")
