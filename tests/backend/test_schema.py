@@ -6,7 +6,7 @@ import torch
 
 from xlatrainer.backend._private_api import all_overloads, has_kernel
 from xlatrainer.backend.lowerings.registry import registered
-from xlatrainer.backend.schema import functional_twin, lifted_positions, signature
+from xlatrainer.backend.schema import functional_twin, gives_results, lifted_positions, makes_tensor, signature
 
 aten = torch.ops.aten
 
@@ -28,6 +28,16 @@ def test_twins() -> None:
     assert functional_twin(aten.bernoulli_.float) is aten.bernoulli.p
     assert functional_twin(aten._foreach_mul_.Scalar) is aten._foreach_mul.Scalar
     assert functional_twin(aten.copy_.default) is aten.copy.default
+
+
+def test_twins_of_factories_and_of_what_gives_results_too() -> None:
+    assert functional_twin(aten.arange.out) is aten.arange.default
+    assert functional_twin(aten.arange.start_out) is aten.arange.start_step
+    assert functional_twin(aten._native_batch_norm_legit.default) is aten._native_batch_norm_legit_functional.default
+    assert gives_results(aten._native_batch_norm_legit.default)
+    assert not gives_results(aten.add_.Tensor)
+    assert makes_tensor(aten.eye.m)
+    assert not makes_tensor(aten.sum.dim_IntList)
 
 
 def test_nearly_all_in_place_and_out_forms_have_a_twin() -> None:

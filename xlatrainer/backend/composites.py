@@ -5,7 +5,7 @@ These stand before autograd, which differentiates what they call. Each hands all
 May import: torch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch
 __all__ = ["COMPOSITES"]
 
 aten = torch.ops.aten
-_MEAN = 1
+_MEAN, _SUM = 1, 2
 
 
 def cross_entropy_loss(
@@ -41,5 +41,70 @@ def cross_entropy_loss(
     return (1 - label_smoothing) * nll + label_smoothing / self.size(class_dim) * smooth
 
 
+def _padded_targets(targets: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    """Labels that stand one behind another as rows, (N, S); what stands behind the labels of a row is not used."""
+    ends = torch.tensor(lengths).cumsum(0)
+    places = (ends - torch.tensor(lengths))[:, None] + torch.arange(max(lengths, default=0))
+    return targets[places.clamp(max=max(targets.numel() - 1, 0)).to(targets.device)]
+
+
+def ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor | Sequence[int],
+    target_lengths: torch.Tensor | Sequence[int],
+    blank: int = 0,
+    reduction: int = _MEAN,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """torch reads the lengths, which would make a program for each; here they are data.
+
+    Targets that stand one behind another are the exception: where a row begins depends on the lengths before it.
+    """
+    batched = log_probs.dim() == 3
+    if not batched:
+        log_probs = log_probs.unsqueeze(1)
+    lengths = [torch.as_tensor(given).reshape(-1) for given in (input_lengths, target_lengths)]
+    if targets.dim() == 1:
+        targets = _padded_targets(targets, lengths[1].tolist())
+    device = log_probs.device
+    inputs, labels = (given.to(device, torch.int64) for given in lengths)
+    targets = targets.to(device, torch.int64)
+    loss = aten._ctc_loss.Tensor(log_probs, targets, inputs, labels, blank, zero_infinity)[0]
+    if zero_infinity:
+        loss = torch.where(loss == float("inf"), 0, loss)
+    if reduction == _MEAN:
+        return (loss / labels.clamp(min=1)).mean()
+    if reduction == _SUM:
+        return loss.sum()
+    return loss if batched else loss.squeeze(0)
+
+
+def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+    """The bounds are read, since the result is as long as the largest number."""
+    if self.dim() != 1 or self.is_floating_point():
+        raise RuntimeError(
+            f"bincount only supports 1-d non-negative integral inputs, got {self.dtype}{list(self.shape)}"
+        )
+    if minlength < 0:
+        raise RuntimeError(f"minlength should be >= 0, got {minlength}")
+    if not self.numel():
+        return torch.zeros(minlength, dtype=torch.int64, device=self.device)
+    low, high = torch.stack(torch.aminmax(self)).tolist()
+    if low < 0:
+        raise RuntimeError(f"bincount only supports 1-d non-negative integral inputs, got {low}")
+    if weights is None:
+        weights = torch.ones_like(self, dtype=torch.int64)
+    elif weights.dtype != torch.float32:
+        weights = weights.to(torch.float64)
+    counts = torch.zeros(max(high + 1, minlength), dtype=weights.dtype, device=self.device)
+    return counts.scatter_add(0, self.long(), weights)
+
+
 # By overload, without `aten::`.
-COMPOSITES: dict[str, Callable[..., Any]] = {"cross_entropy_loss": cross_entropy_loss}
+COMPOSITES: dict[str, Callable[..., Any]] = {
+    "bincount": bincount,
+    "cross_entropy_loss": cross_entropy_loss,
+    "ctc_loss.IntList": ctc_loss,
+    "ctc_loss.Tensor": ctc_loss,
+}

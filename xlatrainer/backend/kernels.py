@@ -24,7 +24,7 @@ from xlatrainer.backend.fallback import run_on_cpu
 from xlatrainer.backend.ir import Value
 from xlatrainer.backend.lowerings.registry import Lowering, find
 from xlatrainer.backend.recorder import Recorder
-from xlatrainer.backend.schema import Signature, functional_twin, signature
+from xlatrainer.backend.schema import Signature, functional_twin, gives_results, makes_tensor, signature
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import assign, from_host, new_tensor
 
@@ -95,11 +95,31 @@ def _in_place(overload: Any, lowering: Lowering, sig: Signature) -> Kernel:
     return kernel
 
 
-def _out(twin: Any, lowering: Lowering, sig: Signature) -> Kernel:
+def _with_results(twin: Any, lowering: Lowering, sig: Signature) -> Kernel:
+    """A kernel that returns the first results of the twin and writes the others to arguments."""
     recorder = Recorder(twin, lowering)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        with state.lock:
+            values, structure = recorder(args, kwargs)
+            rest = iter(values)
+            results = _assemble(rest, structure[: -len(sig.written)])
+            given = {**dict(zip(recorder.names, args, strict=False)), **kwargs}
+            for name in sig.written:
+                assign(given[name], next(rest))
+            return results if len(results) > 1 else results[0]
+
+    return kernel
+
+
+def _out(twin: Any, lowering: Lowering, sig: Signature) -> Kernel:
+    recorder = Recorder(twin, lowering)
+    factory = makes_tensor(twin)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
         outs = [kwargs.pop(name) for name in sig.written]
+        if factory:
+            kwargs = {"dtype": outs[0].dtype, "device": outs[0].device, **kwargs}
         with state.lock:
             values, _ = recorder(args, kwargs)
             targets = [tensor for out in outs for tensor in (out if isinstance(out, list) else [out])]
@@ -194,7 +214,12 @@ def _recording_kernel_for(overload: Any) -> Kernel | None:
         twin = functional_twin(overload)
         lowering = find(twin.name()) if twin is not None else None
         if lowering is not None:
-            kernel = _out(twin, lowering, sig) if sig.out else _in_place(overload, lowering, sig)
+            if sig.out:
+                kernel = _out(twin, lowering, sig)
+            elif gives_results(overload):
+                kernel = _with_results(twin, lowering, sig)
+            else:
+                kernel = _in_place(overload, lowering, sig)
             return _guarded(kernel, overload, lowering)
     if any(has_kernel(overload, key) for key in _NATIVE):
         return None

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["Signature", "functional_twin", "lifted_positions", "signature"]
+__all__ = ["Signature", "functional_twin", "gives_results", "lifted_positions", "makes_tensor", "signature"]
 
 # Functional twins that the naming rule does not find.
 _TWINS = {
     "aten::normal_": "aten::normal_functional",
     "aten::bernoulli_.float": "aten::bernoulli.p",
     "aten::bernoulli.float_out": "aten::bernoulli.p",
+    "aten::rrelu_with_noise_": "aten::rrelu_with_noise_functional",
 }
 _NUMBER_TYPES = (
     "number",
@@ -51,27 +52,51 @@ def signature(overload: Any) -> Signature:
     return Signature(tuple(written), out)
 
 
-def _arguments(overload: Any) -> list[tuple[str, str]]:
-    return [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
+# What an out= argument says in place of these.
+_FACTORY = ("dtype", "layout", "device", "pin_memory")
+
+
+def _arguments(overload: Any, *, factory: bool = True) -> list[tuple[str, str]]:
+    arguments = [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
+    return arguments if factory else [argument for argument in arguments if argument[0] not in _FACTORY]
+
+
+def makes_tensor(overload: Any) -> bool:
+    """True for a factory: an operator that takes the dtype and device of its result, like `arange`."""
+    return {"dtype", "device"} <= {argument.name for argument in overload._schema.arguments}
+
+
+def gives_results(overload: Any) -> bool:
+    """True where an overload that writes arguments also returns tensors that are not those."""
+    return any(result.alias_info is None for result in overload._schema.returns)
 
 
 def functional_twin(overload: Any) -> Any | None:
-    """The functional overload that computes what an in-place or out= overload writes, or None."""
+    """The functional overload that computes what an in-place or out= overload writes, or None.
+
+    Of a factory's out= overload it is the factory. Of an overload that returns results beside what it writes it gives
+    both, results first.
+    """
     named = _TWINS.get(overload.name())
     base = overload._schema.name.removeprefix("aten::")
     if named:
         base, _, variant = named.removeprefix("aten::").partition(".")
         return getattr(getattr(torch.ops.aten, base), variant or "default")
-    if base.endswith("_") and not base.endswith("__"):
+    if gives_results(overload):
+        base += "_functional"
+    elif base.endswith("_") and not base.endswith("__"):
         base = base[:-1]
     packet = getattr(torch.ops.aten, base, None)
     if packet is None:
         return None
     wanted = _arguments(overload)
-    for variant in packet.overloads():
-        twin = getattr(packet, variant)
-        if twin is not overload and signature(twin).functional and _arguments(twin) == wanted:
-            return twin
+    for factory in (True, False):
+        for variant in packet.overloads():
+            twin = getattr(packet, variant)
+            if twin is overload or not signature(twin).functional:
+                continue
+            if _arguments(twin, factory=factory) == wanted and (factory or makes_tensor(twin)):
+                return twin
     return None
 
 

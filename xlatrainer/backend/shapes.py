@@ -51,8 +51,60 @@ def _histogramdd_edges(self: torch.Tensor, bins: Any, **options: Any) -> Any:
     return tuple(self.new_empty(count + 1) for count in bins)
 
 
-# Operators of which torch has no meta kernel.
+def _like(position: int, *dtypes: torch.dtype | None) -> Callable[..., Any]:
+    """Results with the shape of one argument, and its dtype where a dtype is None."""
+
+    def rule(*args: Any) -> Any:
+        results = tuple(torch.empty_like(args[position], dtype=dtype) for dtype in dtypes)
+        return results if len(results) > 1 else results[0]
+
+    return rule
+
+
+def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, *rest: Any) -> Any:
+    """Losses, and for each time the probabilities of all states: labels and blanks between and around them."""
+    length, batch, _ = log_probs.shape
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, length, 2 * targets.shape[1] + 1)
+
+
+def _batch_norm(input: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, var: torch.Tensor, *rest: Any) -> Any:
+    """The output, statistics of the batch, cuDNN's reserve, new running statistics."""
+    half = input.dtype in (torch.float16, torch.bfloat16)
+    saved = mean.new_empty(input.shape[1], dtype=torch.float32 if half else input.dtype)
+    return torch.empty_like(input), saved, saved, input.new_empty(0, dtype=torch.uint8), mean, var
+
+
+def _lstm_cell(input_gates: torch.Tensor, hidden_gates: torch.Tensor, cx: torch.Tensor, *rest: Any) -> Any:
+    """The new hidden and cell state, and the gates."""
+    return torch.empty_like(cx), torch.empty_like(cx), torch.empty_like(input_gates)
+
+
+def _gru_cell(input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *rest: Any) -> Any:
+    """The new state, and what the gradient needs: five numbers for each of its elements."""
+    return torch.empty_like(hx), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
+
+
+def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> Any:
+    """Gradients of both gates, of the state and of both biases."""
+    gates = grad_hy.new_empty(grad_hy.shape[0], 3 * grad_hy.shape[1])
+    bias = grad_hy.new_empty(3 * grad_hy.shape[1]) if has_bias else None
+    return gates, gates, grad_hy, bias, bias
+
+
+# Operators of which torch has no meta kernel, or one that fails where a weight or bias is missing.
 _WITHOUT_META: dict[str, Callable[..., Any]] = {
+    "aten::_batch_norm_with_update_functional": _batch_norm,
+    "aten::_ctc_loss.Tensor": _ctc_loss,
+    "aten::_ctc_loss_backward.Tensor": _like(1, None),
+    "aten::_thnn_fused_gru_cell": _gru_cell,
+    "aten::_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "aten::_thnn_fused_lstm_cell": _lstm_cell,
+    "aten::fake_quantize_per_channel_affine_cachemask": _like(0, None, torch.bool),
+    "aten::fake_quantize_per_tensor_affine_cachemask": _like(0, None, torch.bool),
+    "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _like(0, None, torch.bool),
+    "aten::fractional_max_pool3d_backward": _like(1, None),
+    "aten::multi_margin_loss_backward": _like(1, None),
+    "aten::multilabel_margin_loss_backward": _like(1, None),
     "aten::_histogramdd_bin_edges": _histogramdd_edges,
     "aten::_histogramdd_from_bin_cts": _histogramdd,
     "aten::_histogramdd_from_bin_tensors": _histogramdd,

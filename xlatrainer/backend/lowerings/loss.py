@@ -238,7 +238,23 @@ def log_sigmoid_backward(grad_output, self, buffer):
 def multi_margin_loss(self, target, p=1, margin=1, weight=None, reduction=_MEAN):
     scores = jnp.atleast_2d(self)
     loss = jnp.mean(_margins(scores, target, p, margin, weight), -1)
-    return _reduced(loss.reshape(()) if self.ndim < 2 and not target.ndim else loss, reduction, self.dtype)
+    return _reduced(loss, reduction, self.dtype)
+
+
+@lowering("multi_margin_loss_backward", static=("p",))
+def multi_margin_loss_backward(grad_output, self, target, p, margin, weight=None, reduction=_MEAN):
+    """An element pushes its own score down and the target's up by as much."""
+    scores, wanted = _wide(jnp.atleast_2d(self)), target.reshape(-1, 1)
+    rows, classes = scores.shape
+    own = jnp.take_along_axis(scores, wanted, axis=1, mode="clip")
+    violation = jnp.asarray(margin).astype(scores.dtype) - own + scores
+    slope = jnp.where(violation > 0, 2 * violation if p == 2 else 1, 0) / classes
+    slope = slope if weight is None else slope * jnp.take(weight, wanted, mode="clip")
+    is_target = jnp.arange(classes) == wanted
+    slope = jnp.where(is_target, 0, slope)
+    slope = jnp.where(is_target, -jnp.sum(slope, 1, keepdims=True), slope)
+    grad = _spread(_wide(grad_output), rows, reduction).reshape(-1, 1)
+    return (slope * grad).reshape(self.shape).astype(self.dtype)
 
 
 def _margins(scores, target, p, margin, weight):
@@ -247,3 +263,36 @@ def _margins(scores, target, p, margin, weight):
     violation = jnp.maximum(jnp.asarray(margin).astype(scores.dtype) - own + scores, 0) ** p
     violation = violation if weight is None else violation * jnp.take(weight, wanted, mode="clip")
     return jnp.where(jnp.arange(scores.shape[1]) == wanted, 0, violation)
+
+
+def _labels(self, target):
+    """Scores and targets as matrices, which targets count (those before the first -1), and what they mark."""
+    scores, target = _wide(jnp.atleast_2d(self)), jnp.atleast_2d(target)
+    counted = jnp.cumsum(target < 0, 1) == 0
+    places = jnp.where(counted, target, scores.shape[1])
+    marked = jnp.zeros(scores.shape, jnp.bool_).at[jnp.arange(scores.shape[0])[:, None], places].set(True, mode="drop")
+    return scores, jnp.where(counted, target, 0), counted, marked
+
+
+def _label_violations(scores, target, counted, marked):
+    """Rows by targets by other classes: how far each other class comes too close to a target."""
+    own = jnp.take_along_axis(scores, target, axis=1)
+    violation = 1 - own[:, :, None] + scores[:, None, :]
+    return jnp.where(counted[:, :, None] & ~marked[:, None, :], jnp.maximum(violation, 0), 0)
+
+
+@lowering("multilabel_margin_loss_forward")
+def multilabel_margin_loss_forward(self, target, reduction):
+    scores, target_of, counted, marked = _labels(self, target)
+    loss = jnp.sum(_label_violations(scores, target_of, counted, marked), (1, 2)) / max(scores.shape[1], 1)
+    return _reduced(loss, reduction, self.dtype), marked.reshape(target.shape).astype(self.dtype)
+
+
+@lowering("multilabel_margin_loss_backward")
+def multilabel_margin_loss_backward(grad_output, self, target, reduction, is_target):
+    scores, target, counted, marked = _labels(self, target)
+    pushed = (_label_violations(scores, target, counted, marked) > 0).astype(scores.dtype)
+    rows = jnp.arange(scores.shape[0])[:, None]
+    slope = jnp.sum(pushed, 1).at[rows, target].add(-jnp.sum(pushed, 2)) / max(scores.shape[1], 1)
+    grad = _spread(_wide(grad_output), scores.shape[0], reduction).reshape(-1, 1)
+    return (slope * grad).reshape(self.shape).astype(self.dtype)

@@ -1,4 +1,6 @@
-"""Batch, layer, group and RMS normalization, forward and backward. Statistics of half types are float32."""
+"""Batch, layer, group and RMS normalization with gradients, and `renorm`. Statistics of half types are float32."""
+
+import math
 
 import jax.numpy as jnp
 from jax import lax
@@ -58,6 +60,32 @@ def native_batch_norm(input, weight, bias, running_mean, running_var, training, 
     return (out, *saved, new_mean, new_var)
 
 
+@lowering("_native_batch_norm_legit_functional")
+def native_batch_norm_legit(input, weight, bias, running_mean, running_var, training, momentum, eps):
+    return native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+@lowering("_native_batch_norm_legit.no_stats")
+def native_batch_norm_legit_no_stats(input, weight, bias, training, momentum, eps):
+    return native_batch_norm(input, weight, bias, None, None, True, momentum, eps)[:3]
+
+
+@lowering("_batch_norm_with_update_functional")
+def batch_norm_with_update(input, weight, bias, running_mean, running_var, momentum, eps):
+    """`reserve` is of use to cuDNN only."""
+    out, mean, invstd, *running = native_batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
+    return (out, mean, invstd, jnp.zeros(0, jnp.uint8), *running)
+
+
+@lowering("batch_norm_backward")
+def batch_norm_backward(
+    grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask, reserve
+):
+    return native_batch_norm_backward(
+        grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask
+    )
+
+
 @lowering("native_batch_norm_backward")
 def native_batch_norm_backward(
     grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
@@ -78,8 +106,12 @@ def native_batch_norm_backward(
         grad = grad - mean_grad - normalized * _per_channel(grad_weight / count, x.ndim)
     grad_input = grad * _per_channel(scale, x.ndim)
     kind = input.dtype if weight is None else weight.dtype
-    results = (grad_input.astype(input.dtype), grad_weight.astype(kind), grad_bias.astype(kind))
-    return tuple(result if wanted else None for result, wanted in zip(results, output_mask, strict=True))
+    # torch's shape inference counts on the gradient of the input always; XLA drops what nobody reads.
+    return (
+        grad_input.astype(input.dtype),
+        grad_weight.astype(kind) if output_mask[1] else None,
+        grad_bias.astype(kind) if output_mask[2] else None,
+    )
 
 
 @lowering("native_layer_norm")
@@ -150,3 +182,24 @@ def native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, g
         jnp.sum(grad * normalized, (0, 2)).astype(input.dtype) if output_mask[1] else None,
         jnp.sum(grad, (0, 2)).astype(input.dtype) if output_mask[2] else None,
     )
+
+
+def shortened(array, p, dim, longest):
+    """Each slice along `dim` scaled down to the p-norm `longest` where it is longer."""
+    axes = tuple(axis for axis in range(array.ndim) if axis != dim % array.ndim)
+    size = jnp.abs(array.astype(_acc(array)))
+    if p == math.inf:
+        norm = jnp.max(size, axes, keepdims=True, initial=0)
+    else:
+        norm = jnp.sqrt(jnp.sum(size * size, axes, keepdims=True)) if p == 2 else _power_norm(size, p, axes)
+    longest = jnp.asarray(longest).astype(norm.dtype)
+    return (array * jnp.where(norm > longest, longest / (norm + 1e-7), 1)).astype(array.dtype)
+
+
+def _power_norm(size, p, axes):
+    return jnp.sum(size**p, axes, keepdims=True) ** (1 / p)
+
+
+@lowering("renorm", static=("p",))
+def renorm(self, p, dim, maxnorm):
+    return shortened(self, p, dim, maxnorm)

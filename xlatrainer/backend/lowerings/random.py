@@ -81,9 +81,20 @@ def exponential(self, lambd=1.0, *, generator=None, key):
     return (jax.random.exponential(key, self.shape, _floating(self.dtype)) / lambd).astype(self.dtype)
 
 
-@lowering("randperm", random=True)
-def randperm(n, *, dtype=None, layout=None, device=None, pin_memory=None, key):
-    return jax.random.permutation(key, jnp.arange(n, dtype=jnp.int64))
+@lowering("randperm", random=True, takes_specs=True)
+def randperm(n, *, dtype=None, layout=None, device=None, pin_memory=None, key, out_specs):
+    return jax.random.permutation(key, jnp.arange(n, dtype=jnp.int64)).astype(to_numpy(out_specs[0].dtype))
+
+
+@lowering("rrelu_with_noise_functional", random=True)
+def rrelu_with_noise(self, noise, lower=0.125, upper=1 / 3, training=False, generator=None, *, key):
+    """Negative elements are multiplied by `noise`, drawn when training."""
+    if not training:
+        slope = (jnp.asarray(lower) + upper) / 2
+        return jnp.where(self <= 0, self * slope, self).astype(self.dtype), noise
+    drawn = lower + _uniform(key, self.shape, _floating(self.dtype)) * (jnp.asarray(upper) - lower)
+    noise = jnp.where(self <= 0, drawn, 1)
+    return (self * noise).astype(self.dtype), noise.astype(self.dtype)
 
 
 def _randint(key, low, high, shape, dtype):

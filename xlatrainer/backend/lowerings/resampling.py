@@ -12,7 +12,7 @@ from xlatrainer.backend.dtypes import compute_dtype, from_numpy
 from xlatrainer.backend.lowerings.registry import lowering
 
 _SCALES = ("scales", "scales_d", "scales_h", "scales_w")
-_CUBIC = -0.75  # torch's coefficient of cubic convolution
+CUBIC = -0.75  # torch's coefficient of cubic convolution
 
 
 def _step(size, length, scale, align_corners):
@@ -48,10 +48,39 @@ def _cubic(size, length, scale, align_corners):
     taps = []
     for offset in (-1, 0, 1, 2):
         distance = np.abs(share - offset)
-        near = ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance**2 + 1
-        far = ((distance - 5) * distance + 8) * distance * _CUBIC - 4 * _CUBIC
+        near = ((CUBIC + 2) * distance - (CUBIC + 3)) * distance**2 + 1
+        far = ((distance - 5) * distance + 8) * distance * CUBIC - 4 * CUBIC
         taps.append((np.clip(first.astype(np.int64) + offset, 0, size - 1), np.where(distance <= 1, near, far)))
     return _matrix(size, taps)
+
+
+def _antialiased(support, kernel):
+    """Makes matrices of a filter that is stretched when the image shrinks, so that every input counts."""
+
+    def make(size, length, scale, align_corners):
+        step = float(_step(size, length, scale, align_corners))
+        stretch = max(step, 1.0)
+        center = step * (np.arange(length) + 0.5)
+        reach = support * stretch
+        first = np.maximum((center - reach + 0.5).astype(np.int64), 0)
+        last = np.minimum((center + reach + 0.5).astype(np.int64), size)
+        places = np.arange(size)
+        weights = kernel(np.abs(places - center[:, None] + 0.5) / stretch)
+        weights = np.where((places >= first[:, None]) & (places < last[:, None]), weights, 0)
+        return weights / weights.sum(1, keepdims=True)
+
+    return make
+
+
+def _triangle(distance):
+    return np.maximum(1 - distance, 0)
+
+
+def _keys(distance):
+    """The cubic of PIL, with a coefficient of -1/2."""
+    near = (1.5 * distance - 2.5) * distance**2 + 1
+    far = -0.5 * (((distance - 5) * distance + 8) * distance - 4)
+    return np.where(distance < 1, near, np.where(distance < 2, far, 0))
 
 
 def _matrix(size, taps):
@@ -108,3 +137,5 @@ for _rank, _kind in ((1, "linear"), (2, "bilinear"), (3, "trilinear")):
     _register_nearest(f"_upsample_nearest_exact{_rank}d", exact=True)
     _register_smooth(f"upsample_{_kind}{_rank}d", _linear)
 _register_smooth("upsample_bicubic2d", _cubic)
+_register_smooth("_upsample_bilinear2d_aa", _antialiased(1, _triangle))
+_register_smooth("_upsample_bicubic2d_aa", _antialiased(2, _keys))

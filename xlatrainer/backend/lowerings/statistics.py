@@ -214,23 +214,3 @@ def segment_reduce_backward(grad, output, data, reduce, *, lengths=None, offsets
         return jnp.where(covered, pulled, 0)
 
     return _over_batch(one, axis)(grad, output, data, _offsets(lengths, offsets))
-
-
-# norms below a bound
-
-
-@lowering("renorm", static=("p",))
-def renorm(self, p, dim, maxnorm):
-    """Slices along `dim` whose p-norm is above `maxnorm` are scaled down to it."""
-    half = self.dtype in (jnp.float16, jnp.bfloat16)
-    magnitude = jnp.abs(self.astype(jnp.float32) if half else self)
-    axes = tuple(d for d in range(self.ndim) if d != dim % self.ndim)
-    if p == math.inf:
-        norm = jnp.max(magnitude, axes, keepdims=True, initial=0)
-    elif p == 2:
-        norm = jnp.sqrt(jnp.sum(magnitude * magnitude, axes, keepdims=True))
-    else:
-        norm = jnp.sum(magnitude**p, axes, keepdims=True) ** (1 / p)
-    bound = jnp.asarray(maxnorm).astype(norm.dtype)
-    factor = jnp.where(norm > bound, bound / (norm + 1e-7), 1)
-    return (self * factor).astype(self.dtype)
