@@ -101,7 +101,7 @@ def as_strided(
     offset = int(self.storage_offset()) if storage_offset is None else storage_offset
     data = storage_data(self)
     whole = data.spec if data.value is None else data.value.spec
-    last = offset  # element that the view reaches
+    last = offset  # element that the view reaches: `strided.extent`, inline, since every view of torch's comes by here
     for length, step in zip(size, stride, strict=True):
         last += (length - 1) * step
     itemsize = self.element_size()
