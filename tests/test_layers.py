@@ -37,6 +37,12 @@ LAYERS = (
     # The device: what torch calls,
     Layer(("xlatrainer.backend",)),
     Layer(("xlatrainer.backend.kernels",)),
+    # steps without their Python,
+    Layer(("xlatrainer.backend.capture",)),
+    Layer(("xlatrainer.backend.replay.step",)),
+    Layer(("xlatrainer.backend.replay.plan",)),
+    Layer(("xlatrainer.backend.replay.observation",)),
+    Layer(("xlatrainer.backend.replay", "xlatrainer.backend.replay.optimizers", "xlatrainer.backend.replay.snapshot")),
     Layer(
         (
             "xlatrainer.backend.storage_kernels",

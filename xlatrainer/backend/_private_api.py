@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
     "AUTOGRAD_KEY",
@@ -17,12 +17,15 @@ __all__ = [
     "alias_as_strided",
     "alias_view",
     "all_overloads",
+    "ambient_state",
     "call_composite_kernel",
     "call_meta_kernel",
     "create_tensor",
     "has_kernel",
     "register_backend",
+    "tree_flatten",
     "tree_map",
+    "tree_unflatten",
 ]
 
 BACKEND_KEY = "PrivateUse1"
@@ -144,3 +147,20 @@ def all_overloads() -> list[Any]:
 def has_kernel(overload: Any, key: str) -> bool:
     """True if `overload` has a kernel registered for exactly this dispatch key (alias keys count as themselves)."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key)
+
+
+def ambient_state() -> tuple[Any, ...]:
+    """torch's modes on this thread that change what a function records, to compare.
+
+    Whether a `TorchDispatchMode` or `TorchFunctionMode` is active can be asked of `torch._C` alone (torch 2.11+).
+    """
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("xla"),
+        torch.get_autocast_dtype("xla"),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._len_torch_function_stack(),
+    )
