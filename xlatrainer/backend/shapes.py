@@ -54,7 +54,7 @@ def _histogramdd_edges(self: torch.Tensor, bins: Any, **options: Any) -> Any:
 def _like(position: int, *dtypes: torch.dtype | None) -> Callable[..., Any]:
     """Results with the shape of one argument, and its dtype where a dtype is None."""
 
-    def rule(*args: Any) -> Any:
+    def rule(*args: Any, **kwargs: Any) -> Any:
         results = tuple(torch.empty_like(args[position], dtype=dtype) for dtype in dtypes)
         return results if len(results) > 1 else results[0]
 
@@ -91,17 +91,29 @@ def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias:
     return gates, gates, grad_hy, bias, bias
 
 
+def _binomial(count: torch.Tensor, prob: torch.Tensor, generator: Any = None) -> Any:
+    if count.dtype is not prob.dtype:
+        raise RuntimeError(f"binomial: count and prob must have one dtype, got {count.dtype} and {prob.dtype}")
+    if torch.broadcast_shapes(count.shape, prob.shape) != count.shape:
+        raise RuntimeError(f"binomial: prob of shape {list(prob.shape)} does not broadcast to {list(count.shape)}")
+    return torch.empty_like(count)
+
+
 # Operators of which torch has no meta kernel, or one that fails where a weight or bias is missing.
 _WITHOUT_META: dict[str, Callable[..., Any]] = {
     "aten::_batch_norm_with_update_functional": _batch_norm,
     "aten::_ctc_loss.Tensor": _ctc_loss,
     "aten::_ctc_loss_backward.Tensor": _like(1, None),
+    "aten::_dirichlet_grad": _like(0, None),
+    "aten::_sample_dirichlet": _like(0, None),
+    "aten::_standard_gamma_grad": _like(0, None),
     "aten::_thnn_fused_gru_cell": _gru_cell,
     "aten::_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "aten::_thnn_fused_lstm_cell": _lstm_cell,
     "aten::fake_quantize_per_channel_affine_cachemask": _like(0, None, torch.bool),
     "aten::fake_quantize_per_tensor_affine_cachemask": _like(0, None, torch.bool),
     "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _like(0, None, torch.bool),
+    "aten::binomial": _binomial,
     "aten::fractional_max_pool3d_backward": _like(1, None),
     "aten::multi_margin_loss_backward": _like(1, None),
     "aten::multilabel_margin_loss_backward": _like(1, None),
