@@ -40,8 +40,10 @@ LAYERS = (
     Layer(
         (
             "xlatrainer.backend.storage_kernels",
+            "xlatrainer.backend.counted_kernels",
             "xlatrainer.backend.fallback",
             "xlatrainer.backend.composites",
+            "xlatrainer.backend.gradients",
             "xlatrainer.backend.device",
             "xlatrainer.backend.device_module",
         )

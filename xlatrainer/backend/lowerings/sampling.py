@@ -296,5 +296,3 @@ def _with_replacement(key, weights, num_samples):
     last = jnp.argmax(sums >= sums[:, -1:], -1)  # of those with any weight
     chosen = jnp.minimum(found, last[:, None])
     return chosen.reshape(*weights.shape[:-1], num_samples).astype(jnp.int64)
-
-
