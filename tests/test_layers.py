@@ -44,6 +44,7 @@ LAYERS = (
             "xlatrainer.backend.fallback",
             "xlatrainer.backend.composites",
             "xlatrainer.backend.gradients",
+            "xlatrainer.backend.inference_kernels",
             "xlatrainer.backend.device",
             "xlatrainer.backend.device_module",
         )

@@ -1,7 +1,9 @@
 """Operators without a lowering run on the CPU: right, counted as `aten::<name>`, and warned about once each.
 
-The tensors are fetched, the operator runs on copies, and the results are put back; what the operator writes is written
-back through the tensor's view. May import: tensor, transfer, recorder's errors, strided, counters, schema, source, config.
+The tensors are fetched, the operator runs on copies with the same strides and the same sharing of storages, and the
+results are put back; what the operator writes is written back through the tensor's view.
+
+May import: tensor, transfer, recorder's errors, strided, counters, schema, source, config.
 """
 
 import warnings
@@ -69,7 +71,7 @@ def run_on_cpu(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _tensors_of(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, torch.Tensor]:
-    """The `xla` tensors of a call by their identity; of others only 0-dim ones, which stand for numbers, may be there."""
+    """The `xla` tensors of a call by their identity; of others only 0-dim ones, which stand for numbers, are taken."""
     found: dict[int, torch.Tensor] = {}
 
     def look(item: Any) -> None:

@@ -43,6 +43,31 @@ def index_fill(self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.T
     return torch.where(filled.view(shape), value.to(self), self)
 
 
+class _Extreme(torch.autograd.Function):
+    """An element of a tensor: its gradient is spread over the elements equal to it. torch asks whether it is NaN."""
+
+    @staticmethod
+    def forward(ctx: Any, overload: Any, self: torch.Tensor) -> torch.Tensor:
+        result = call_autograd_kernel(overload, self)
+        ctx.save_for_backward(self, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        self, result = (tensor.detach() for tensor in ctx.saved_tensors)
+        chosen = (self == result) | (self.isnan() & result.isnan())
+        return None, torch.where(chosen, grads[0] / chosen.sum(), 0)
+
+
+def _extreme(overload: Any) -> Callable[..., torch.Tensor]:
+    def kernel(self: torch.Tensor) -> torch.Tensor:
+        if _left_to_torch(self):
+            return call_autograd_kernel(overload, self)
+        return _Extreme.apply(overload, self)  # type: ignore[no-untyped-call]
+
+    return kernel
+
+
 def _own_gradient(overload: Any, self: torch.Tensor, grad: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """torch's own gradient, which can be differentiated again."""
     with torch.enable_grad():
@@ -102,6 +127,7 @@ def prod_dim_int(
 
 # By overload, without `aten::`.
 GRADIENTS: dict[str, Callable[..., Any]] = {
+    **{name: _extreme(getattr(aten, name).default) for name in ("max", "min", "median", "nanmedian")},
     "index_fill.int_Tensor": index_fill,
     "masked_fill.Tensor": masked_fill,
     "prod": prod,

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from xlatrainer.backend import counted_kernels, storage_kernels
+from xlatrainer.backend import counted_kernels, inference_kernels, storage_kernels
 from xlatrainer.backend._private_api import AUTOGRAD_KEY, BACKEND_KEY, all_overloads, has_kernel
 from xlatrainer.backend.composites import COMPOSITES
 from xlatrainer.backend.fallback import run_on_cpu
@@ -237,7 +237,7 @@ def register_kernels() -> None:
     aten = torch.library.Library("aten", "IMPL")
     rest = torch.library.Library("_", "IMPL")
     _libraries.extend((aten, rest))
-    by_hand = {**storage_kernels.kernels(), **counted_kernels.kernels()}
+    by_hand = {**storage_kernels.kernels(), **counted_kernels.kernels(), **inference_kernels.kernels()}
     for overload in all_overloads():
         name = overload.name()
         kernel = by_hand.get(name) or _kernel_for(overload)

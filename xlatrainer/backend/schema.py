@@ -22,6 +22,10 @@ __all__ = [
 
 # Functional twins that the naming rule does not find.
 _TWINS = {
+    "aten::__ilshift__.Scalar": "aten::__lshift__.Scalar",
+    "aten::__ilshift__.Tensor": "aten::__lshift__.Tensor",
+    "aten::__irshift__.Scalar": "aten::__rshift__.Scalar",
+    "aten::__irshift__.Tensor": "aten::__rshift__.Tensor",
     "aten::normal_": "aten::normal_functional",
     "aten::bernoulli_.float": "aten::bernoulli.p",
     "aten::bernoulli.float_out": "aten::bernoulli.p",

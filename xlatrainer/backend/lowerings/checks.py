@@ -1,8 +1,8 @@
 """Errors that depend on data: an index out of range is known only when the program runs.
 
-A lowering calls `index_in_range` or `holds`; the program then also computes whether any check failed, and which first. The
-executor reads that when the program is done and raises what CPU torch raises. Called outside of a program, with plain
-arrays, the checks do nothing.
+A lowering calls `index_in_range` or `holds`; the program then also computes whether any check failed, and which first.
+The executor reads that when the program is done and raises what CPU torch raises. Called outside of a program, with
+plain arrays, the checks do nothing.
 
 May import: jax.
 """

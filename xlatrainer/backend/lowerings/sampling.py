@@ -7,7 +7,6 @@ numbers.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.scipy import special
 
