@@ -46,8 +46,11 @@ LAYERS = (
     Layer(
         (
             "xlatrainer.backend.storage_kernels",
+            "xlatrainer.backend.counted_kernels",
             "xlatrainer.backend.fallback",
             "xlatrainer.backend.composites",
+            "xlatrainer.backend.gradients",
+            "xlatrainer.backend.inference_kernels",
             "xlatrainer.backend.device",
             "xlatrainer.backend.device_module",
         )

@@ -18,9 +18,11 @@ __all__ = [
     "alias_view",
     "all_overloads",
     "ambient_state",
+    "call_autograd_kernel",
     "call_composite_kernel",
     "call_meta_kernel",
     "create_tensor",
+    "function_transforms_active",
     "has_kernel",
     "register_backend",
     "tree_flatten",
@@ -87,6 +89,19 @@ def call_composite_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
     if not has_kernel(overload, "CompositeExplicitAutograd"):
         raise RuntimeError(f"{overload.name()} has no kernel for all backends in torch {torch.__version__}")
     return overload._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+
+
+def call_autograd_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
+    """What torch does at its autograd key: record the gradient that torch has for `overload`, and go on to our kernel.
+
+    For a kernel of ours at that key, of which torch cannot be asked for "the one before".
+    """
+    return overload._op_dk(DispatchKey.Autograd, *args, **kwargs)
+
+
+def function_transforms_active() -> bool:
+    """True inside of `torch.func` (vmap, grad, ...), where an `autograd.Function` must be written in another style."""
+    return bool(torch._C._are_functorch_transforms_active())
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):

@@ -2,13 +2,15 @@
 
 These stand before autograd, which differentiates what they call. Each hands all other calls to torch's own composition.
 
-May import: torch.
+May import: torch, counters.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from xlatrainer.backend import counters
 
 __all__ = ["COMPOSITES"]
 
@@ -90,6 +92,7 @@ def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength:
         raise RuntimeError(f"minlength should be >= 0, got {minlength}")
     if not self.numel():
         return torch.zeros(minlength, dtype=torch.int64, device=self.device)
+    counters.add("sync::bincount")
     low, high = torch.stack(torch.aminmax(self)).tolist()
     if low < 0:
         raise RuntimeError(f"bincount only supports 1-d non-negative integral inputs, got {low}")

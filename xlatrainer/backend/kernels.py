@@ -17,16 +17,24 @@ from typing import Any
 
 import torch
 
-from xlatrainer.backend import storage_kernels
+from xlatrainer.backend import counted_kernels, inference_kernels, storage_kernels
 from xlatrainer.backend._private_api import AUTOGRAD_KEY, BACKEND_KEY, all_overloads, has_kernel
 from xlatrainer.backend.composites import COMPOSITES
 from xlatrainer.backend.fallback import run_on_cpu
+from xlatrainer.backend.gradients import GRADIENTS
 from xlatrainer.backend.ir import Value
 from xlatrainer.backend.lowerings.registry import Lowering, find
 from xlatrainer.backend.recorder import Recorder
-from xlatrainer.backend.schema import Signature, functional_twin, gives_results, makes_tensor, signature
+from xlatrainer.backend.schema import (
+    Signature,
+    by_name,
+    functional_twin,
+    gives_results,
+    makes_tensor,
+    signature,
+)
 from xlatrainer.backend.state import state
-from xlatrainer.backend.tensor import assign, from_host, new_tensor
+from xlatrainer.backend.tensor import assign, new_tensor
 
 __all__ = ["register_kernels"]
 
@@ -66,7 +74,7 @@ def _updating(recorder: Recorder, lowering: Lowering) -> Kernel:
             values, structure = recorder(args, kwargs)
             rest = iter(values)
             results = _assemble(rest, structure)
-            given = {**dict(zip(recorder.names, args, strict=False)), **kwargs}
+            given = by_name(recorder.names, args, kwargs)
             for name in lowering.mutates:
                 if given.get(name) is not None:
                     assign(given[name], next(rest))
@@ -104,7 +112,7 @@ def _with_results(twin: Any, lowering: Lowering, sig: Signature) -> Kernel:
             values, structure = recorder(args, kwargs)
             rest = iter(values)
             results = _assemble(rest, structure[: -len(sig.written)])
-            given = {**dict(zip(recorder.names, args, strict=False)), **kwargs}
+            given = by_name(recorder.names, args, kwargs)
             for name in sig.written:
                 assign(given[name], next(rest))
             return results if len(results) > 1 else results[0]
@@ -182,26 +190,18 @@ def _guarded(kernel: Kernel, overload: Any, lowering: Lowering) -> Kernel:
     return guarded
 
 
-def _moving_indices(kernel: Kernel, position: int) -> Kernel:
-    """`kernel` for an operator whose list of index tensors may lie on the CPU (`tensor[[0, 2]]`), as on any device."""
-
-    def moving(*args: Any, **kwargs: Any) -> Any:
-        with state.lock:
-            indices = [
-                new_tensor(from_host(index)) if index is not None and index.device.type == "cpu" else index
-                for index in args[position]
-            ]
-        return kernel(*args[:position], indices, *args[position + 1 :], **kwargs)
-
-    return moving
-
-
 def _kernel_for(overload: Any) -> Kernel | None:
     """The kernel of an overload, or None to leave it to torch or to the fallback."""
     kernel = _recording_kernel_for(overload)
+    name = overload.name()
+    if kernel is None:
+        return None
+    if name == "aten::repeat_interleave.Tensor":
+        return counted_kernels.with_output_size(kernel)
     for position, argument in enumerate(overload._schema.arguments):
-        if kernel is not None and argument.name == "indices" and str(argument.type) == "List[Optional[Tensor]]":
-            return _moving_indices(kernel, position)
+        if argument.name == "indices" and str(argument.type) == "List[Optional[Tensor]]":
+            base = overload._schema.name.removeprefix("aten::")
+            return counted_kernels.with_plain_indices(base, kernel, position, takes_mask="index_put" in base)
     return kernel
 
 
@@ -237,7 +237,7 @@ def register_kernels() -> None:
     aten = torch.library.Library("aten", "IMPL")
     rest = torch.library.Library("_", "IMPL")
     _libraries.extend((aten, rest))
-    by_hand = storage_kernels.kernels()
+    by_hand = {**storage_kernels.kernels(), **counted_kernels.kernels(), **inference_kernels.kernels()}
     for overload in all_overloads():
         name = overload.name()
         kernel = by_hand.get(name) or _kernel_for(overload)
@@ -246,6 +246,8 @@ def register_kernels() -> None:
     for composite, function in COMPOSITES.items():
         for key in (AUTOGRAD_KEY, BACKEND_KEY):
             aten.impl(composite, function, key)
+    for name, function in GRADIENTS.items():
+        aten.impl(name, function, AUTOGRAD_KEY)
     rest.fallback(run_fallback, BACKEND_KEY)
 
 
