@@ -40,6 +40,7 @@ LAYERS = (
     # steps without their Python,
     Layer(("xlatrainer.backend.capture",)),
     Layer(("xlatrainer.backend.replay.step",)),
+    Layer(("xlatrainer.backend.replay.series",)),
     Layer(("xlatrainer.backend.replay.plan",)),
     Layer(("xlatrainer.backend.replay.observation",)),
     Layer(("xlatrainer.backend.replay", "xlatrainer.backend.replay.optimizers", "xlatrainer.backend.replay.snapshot")),

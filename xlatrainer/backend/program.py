@@ -18,7 +18,7 @@ from xlatrainer.backend.ir import Node, Spec, Trace
 from xlatrainer.backend.lowerings.checks import Check, collecting, first_failure
 from xlatrainer.errors import CompileError, LoweringError
 
-__all__ = ["Program"]
+__all__ = ["Program", "compiled_function", "lower_program", "random_words"]
 
 
 class Failing(NamedTuple):
@@ -69,16 +69,17 @@ class Program:
         arguments += [jax.ShapeDtypeStruct((4,), np.uint32)] if self.random else []
         donate = tuple(i for i, given in enumerate(self.donated) if given)
 
-        def step(*inputs: Any) -> list[Any]:
-            return _lower(self, list(inputs))
+        def xla_trace(*inputs: Any) -> list[Any]:
+            leaves = list(inputs)
+            random: Any = leaves.pop() if self.random else None
+            ints: Any = leaves.pop() if self.ints else ()
+            floats: Any = leaves.pop() if self.floats else ()
+            return lower_program(self, leaves, floats, ints, random)
 
-        step.__name__ = "xla_trace"
-        with runtime.x64(), jax.default_device(runtime.default_device()):
-            lowered = jax.jit(step, donate_argnums=donate, keep_unused=True).lower(*arguments)
-            try:
-                return lowered.compile(compiler_options=runtime.compiler_options())
-            except jax.errors.JaxRuntimeError as error:
-                raise CompileError(f"XLA could not compile the program: {error}\n{self.describe()}") from error
+        try:
+            return compiled_function(xla_trace, arguments, donate)
+        except jax.errors.JaxRuntimeError as error:
+            raise CompileError(f"XLA could not compile the program: {error}\n{self.describe()}") from error
 
     def run(self, leaves: list[Any], floats: list[float], ints: list[int], random: tuple[int, int]) -> list[Any]:
         """Start the program; returns its output arrays, which may still be being computed."""
@@ -88,8 +89,7 @@ class Program:
         if self.ints:
             inputs.append(np.array(ints, np.int64))
         if self.random:
-            words = [half for number in random for half in (number & 0xFFFFFFFF, (number >> 32) & 0xFFFFFFFF)]
-            inputs.append(np.array(words, np.uint32))
+            inputs.append(random_words(*random))
         with runtime.x64():
             return self.compiled(*inputs)
 
@@ -145,11 +145,23 @@ def _needed(program: Program) -> set[int]:
     return needed
 
 
-def _lower(program: Program, inputs: list[Any]) -> list[Any]:
-    """The body of the program: lowers node by node. Runs once, under jax's tracing."""
-    random: Any = inputs.pop() if program.random else None
-    ints: Any = inputs.pop() if program.ints else ()
-    floats: Any = inputs.pop() if program.floats else ()
+def random_words(seed: int, offset: int) -> np.ndarray[Any, Any]:
+    """The random state as a program takes it: uint32[4], the low half of each number first."""
+    return np.array([half for number in (seed, offset) for half in (number & 0xFFFFFFFF, number >> 32)], np.uint32)
+
+
+def compiled_function(function: Any, arguments: Sequence[Any], donate: Sequence[int]) -> Any:
+    """`function` of these arguments (arrays, or their shapes and dtypes), compiled for the device."""
+    with runtime.x64(), jax.default_device(runtime.default_device()):
+        lowered = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*arguments)
+        return lowered.compile(compiler_options=runtime.compiler_options())
+
+
+def lower_program(program: Program, inputs: list[Any], floats: Any, ints: Any, random: Any) -> list[Any]:
+    """The body of the program, node by node: its outputs, and the result of its checks if there are any.
+
+    Runs under jax's tracing. `inputs` are the leaves, `floats`, `ints` and `random` the other inputs, as in `run`.
+    """
     base_key = None
     if random is not None:
         base_key = jax.random.wrap_key_data(jax.numpy.concatenate([random[:2], random[:2]]), impl="rbg")

@@ -16,7 +16,7 @@ import xlatrainer.backend.runtime as runtime
 import xlatrainer.backend.transfer as transfer
 from xlatrainer.backend.replay.step import ReplayedStep
 from xlatrainer.strategies.nested import map_tensors
-from xlatrainer.strategies.strategy import Strategy
+from xlatrainer.strategies.strategy import Step, Strategy
 
 __all__ = ["SingleDeviceStrategy"]
 
@@ -61,7 +61,7 @@ class SingleDeviceStrategy(Strategy):
         if self._is_lazy:
             xla_device.sync()
 
-    def compiled(self, function: Callable[..., Any], state: dict[str, Any], name: str) -> Callable[..., Any]:
+    def compiled(self, function: Callable[..., Any], state: dict[str, Any], name: str) -> Step:
         return ReplayedStep(function, state, name) if self._is_lazy else super().compiled(function, state, name)
 
     def is_ready(self, tensor: Tensor) -> bool:

@@ -4,6 +4,7 @@ May import: observation, snapshot, optimizers, executor, tensor, strided, state,
 """
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from sys import getrefcount
 from typing import Any
 
@@ -106,33 +107,33 @@ class Plan:
         Raises:
             Mismatch: if something is not as it was; nothing has happened then.
         """
-        floats = self._numbers(shadows)
-        values = self._inputs(given)
-        program = self.program
-        buffers = []
-        for value, spec in zip(values, self._specs, strict=True):
-            if value is None or value.spec is not spec:
-                raise Mismatch(f"a tensor holds {value.spec if value else 'nothing'}, where it held {spec}")
-            buffers.append(value.buffer)
-            if value.buffer.__class__ is Lost:
-                raise value.buffer.error()
-        value = None  # or the loop would hold on to the last one
-        # A reference beyond the storage's and the list's: somebody wants to keep the old contents.
-        shared = [index for index in self._donated if getrefcount(values[index]) > _UNSHARED]
-        for index in shared:
-            buffers[index] = jax.numpy.copy(buffers[index])
+        floats = self.numbers(shadows)
+        values = self.inputs(given)
+        buffers, copied = self.buffers(values, range(len(values)))
         random = (state.seed, state.random_offset)
         state.random_offset += self.seen.draws
         try:
-            results = start(program, buffers, floats, self.seen.ints, random)
+            results = start(self.program, buffers, floats, self.seen.ints, random)
         except BaseException as error:
-            self._distribute(given, values, [Lost.by(error)] * len(program.outputs), frozenset(shared))
+            self.distribute(given, values, [Lost.by(error)] * len(self.program.outputs), copied)
             raise
         for shadow in shadows.values():
             shadow.advance()
-        return self._distribute(given, values, results, frozenset(shared))
+        return self.distribute(given, values, results, copied)
 
-    def _numbers(self, shadows: dict[int, Shadow]) -> list[float]:
+    def buffers(self, values: list[Value], positions: Sequence[int]) -> tuple[list[Any], frozenset[int]]:
+        """The buffers of these leaves, to be given to the program, and which leaves it gets copies of."""
+        buffers = [values[position].buffer for position in positions]
+        # A reference beyond the storage's and the list's: somebody wants to keep the old contents.
+        copied = frozenset(i for i in self._donated if getrefcount(values[i]) > _UNSHARED)
+        if copied:
+            buffers = [
+                jax.numpy.copy(buffer) if position in copied else buffer
+                for position, buffer in zip(positions, buffers, strict=True)
+            ]
+        return buffers, copied
+
+    def numbers(self, shadows: dict[int, Shadow]) -> list[float]:
         """The floats of this step: the shadows record theirs, unless nothing that they depend on has changed."""
         settings = [setting for shadow in shadows.values() for setting in shadow.settings()]
         unchanged = settings == self._settings
@@ -146,8 +147,8 @@ class Plan:
         self._settings = settings
         return self._floats
 
-    def _inputs(self, given: list[torch.Tensor]) -> list[Any]:
-        """The values of the program's leaves; None for a tensor that holds nothing."""
+    def inputs(self, given: list[torch.Tensor]) -> list[Value]:
+        """The values of the program's leaves, of the kinds that it takes."""
         values: list[Any] = [None] * len(self._specs)
         for position, cell in self._from_cells:
             values[position] = cell.tensor.untyped_storage()._xla.value  # type: ignore[attr-defined]
@@ -156,7 +157,21 @@ class Plan:
         for first, other in self._alike:
             if _value_at(first, given) is not _value_at(other, given):
                 raise Mismatch("two tensors that held the same contents do so no more")
+        for value, spec in zip(values, self._specs, strict=True):
+            if value is None or value.spec is not spec:
+                raise Mismatch(f"a tensor holds {value.spec if value else 'nothing'}, where it held {spec}")
+            if value.buffer.__class__ is Lost:
+                raise value.buffer.error()
         return values
+
+    def argument(self, position: int, given: list[torch.Tensor]) -> Value:
+        """The value of a leaf that comes from an argument."""
+        origin = self._sources[position]
+        assert isinstance(origin, Origin)
+        value = self._other_input(origin, given)
+        if value is None or value.spec is not self._specs[position]:
+            raise Mismatch("an argument holds contents of another kind than before")
+        return value
 
     def _other_input(self, source: Origin, given: list[torch.Tensor]) -> Value | None:
         if source.kind == "argument":
@@ -165,7 +180,7 @@ class Plan:
             return from_host(given[source.key])
         return self.seen.constants[source.key][1]
 
-    def _distribute(
+    def distribute(
         self, given: list[torch.Tensor], values: list[Value], results: list[Any], shared: frozenset[int]
     ) -> Any:
         """Write the outputs where the step would have written them; returns the function's result."""
@@ -201,6 +216,10 @@ class Plan:
                 tensor.requires_grad_()
             for cell in cells:
                 self.snapshot.rebind(cell, tensor)
+        return self.result(given, value_from)
+
+    def result(self, given: Sequence[torch.Tensor], value_from: Callable[[Origin], Value]) -> Any:
+        """What the function returns, with the values of the program's outputs from `value_from`."""
         leaves: list[Any] = []
         for index, place in enumerate(self._results):
             if isinstance(place, Cell):

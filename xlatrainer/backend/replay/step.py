@@ -1,10 +1,10 @@
 """`ReplayedStep`: a function that is run as always until its steps repeat, and then without its Python.
 
-May import: plan, observation, snapshot, optimizers, executor, state, config, counters, _private_api.
+May import: series, plan, observation, snapshot, optimizers, executor, state, config, counters, _private_api.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from xlatrainer.backend.executor import raise_failed_checks, run_pending
 from xlatrainer.backend.replay.observation import Observation, observe
 from xlatrainer.backend.replay.optimizers import Shadow
 from xlatrainer.backend.replay.plan import Mismatch, Plan
+from xlatrainer.backend.replay.series import Series
 from xlatrainer.backend.replay.snapshot import Snapshot
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import storage_data
@@ -60,6 +61,7 @@ class ReplayedStep:
         self.reason = "it was not called yet"
         self._roots = {self.name: function} if roots is None else roots
         self._plans: dict[Any, Plan] = {}
+        self._series: dict[tuple[int, int], Series] = {}
         self._last: dict[Any, Observation] = {}
         self._snapshot: Snapshot | None = None
         self._shadows: dict[int, Shadow] = {}
@@ -78,12 +80,38 @@ class ReplayedStep:
         if plan is not None and (self._replays + 1) % AUDIT_EVERY:
             given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
             try:
-                return self._replay(plan, given)
+                return self._replay(lambda: plan.run(given, self._shadows))
             except Mismatch as change:
                 self._ended(str(change))
         elif plan is not None:
             self._replays += 1
         return self._observe(key, args, kwargs)
+
+    def many(self, batches: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call the function with each of these tuples of arguments; one program makes all the steps, once they repeat.
+
+        The first time a number of steps comes, their program is compiled, beside that of the single step.
+        """
+        if len(batches) > 1 and not self._paused and config.get("replay") == "on":
+            leaves = [tree_flatten((args, {})) for args in batches]
+            keys = [(tree, tuple(map(_kind, each))) for each, tree in leaves]
+            plan = self._plans.get(keys[0])
+            due = self._replays // AUDIT_EVERY != (self._replays + len(batches)) // AUDIT_EVERY
+            if plan is not None and not due and all(key == keys[0] for key in keys):
+                given = [[leaf for leaf in each if isinstance(leaf, torch.Tensor)] for each, _ in leaves]
+                try:
+                    return self._replay(
+                        lambda: self._series_of(plan, len(batches)).run(given, self._shadows), len(given)
+                    )
+                except Mismatch as change:
+                    self._ended(str(change))
+        return [self(*args) for args in batches]
+
+    def _series_of(self, plan: Plan, number: int) -> Series:
+        found = self._series.get((id(plan), number))
+        if found is None or found.plan is not plan:
+            found = self._series[id(plan), number] = Series(plan, number)
+        return found
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function's Python, unwatched."""
@@ -93,7 +121,7 @@ class ReplayedStep:
         run_pending()
         return result
 
-    def _replay(self, plan: Plan, given: list[torch.Tensor]) -> Any:
+    def _replay(self, run: Callable[[], Any], steps: int = 1) -> Any:
         with state.lock:
             raise_failed_checks()
             if state.trace.num_nodes:
@@ -101,10 +129,10 @@ class ReplayedStep:
             if ambient_state() != self._ambient:
                 raise Mismatch("a mode of torch changed (gradients, autocast, the default dtype)")
             self._check_state()
-            result = plan.run(given, self._shadows)
-        self._replays += 1
+            result = run()
+        self._replays += steps
         self.reason = ""
-        counters.add("Replay")
+        counters.add("Replay", steps)
         return result
 
     def _check_state(self) -> None:
