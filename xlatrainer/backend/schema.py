@@ -84,6 +84,8 @@ def functional_twin(overload: Any) -> Any | None:
         return getattr(getattr(torch.ops.aten, base), variant or "default")
     if gives_results(overload):
         base += "_functional"
+    elif base.startswith("__i") and base.endswith("__"):  # `x <<= 1`
+        base = "__" + base.removeprefix("__i")
     elif base.endswith("_") and not base.endswith("__"):
         base = base[:-1]
     packet = getattr(torch.ops.aten, base, None)

@@ -14,6 +14,8 @@ from xlatrainer.backend.ir import Spec, make_spec
 
 __all__ = ["infer", "meta_tensor"]
 
+aten = torch.ops.aten
+
 
 def meta_tensor(spec: Spec) -> torch.Tensor:
     """A tensor of this shape and dtype without data."""
@@ -74,6 +76,17 @@ def _batch_norm(input: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor,
     return torch.empty_like(input), saved, saved, input.new_empty(0, dtype=torch.uint8), mean, var
 
 
+def _saves_when_training(overload: Any) -> Callable[..., Any]:
+    """Batch norms: torch's meta kernel has statistics of the batch without training too, where the CPU's are empty."""
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        out, mean, invstd, *running = overload(*args, **kwargs)
+        training = args[5] if len(args) > 5 else kwargs["training"]
+        return (out, mean, invstd, *running) if training else (out, mean.new_empty(0), invstd.new_empty(0), *running)
+
+    return rule
+
+
 def _lstm_cell(input_gates: torch.Tensor, hidden_gates: torch.Tensor, cx: torch.Tensor, *rest: Any) -> Any:
     """The new hidden and cell state, and the gates."""
     return torch.empty_like(cx), torch.empty_like(cx), torch.empty_like(input_gates)
@@ -91,11 +104,13 @@ def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias:
     return gates, gates, grad_hy, bias, bias
 
 
-# Operators of which torch has no meta kernel, or one that fails where a weight or bias is missing.
+# Operators of which torch has no meta kernel, or one that fails where a weight or bias is missing, or is not the CPU's.
 _WITHOUT_META: dict[str, Callable[..., Any]] = {
     "aten::_batch_norm_with_update_functional": _batch_norm,
     "aten::_ctc_loss.Tensor": _ctc_loss,
     "aten::_ctc_loss_backward.Tensor": _like(1, None),
+    "aten::_native_batch_norm_legit_functional": _saves_when_training(aten._native_batch_norm_legit_functional.default),
+    "aten::native_batch_norm": _saves_when_training(aten.native_batch_norm.default),
     "aten::_thnn_fused_gru_cell": _gru_cell,
     "aten::_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "aten::_thnn_fused_lstm_cell": _lstm_cell,
