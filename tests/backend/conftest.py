@@ -15,8 +15,8 @@ from xlatrainer.backend.lowerings.registry import registered
 MEASURED = ("float32", "int64", "bool")  # an operator is all right if it is in these, with gradients in the first
 
 
-def _cases(config: pytest.Config) -> list[dict[str, Any]]:
-    """What the cases that ran say of themselves, with their outcome."""
+def _cases(config: pytest.Config, name: str = "operator case") -> list[dict[str, Any]]:
+    """What the cases that ran say of themselves in the property `name`, with their outcome."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     reports: Iterable[Any] = [
         r for outcome in ("passed", "failed") for r in reporter.stats.get(outcome, ()) if hasattr(r, "user_properties")
@@ -25,15 +25,16 @@ def _cases(config: pytest.Config) -> list[dict[str, Any]]:
         {**value, "passed": report.passed}
         for report in reports
         for key, value in report.user_properties
-        if key == "operator case" and report.when == "call"
+        if key == name and report.when == "call"
     ]
 
 
-def _unreached(cases: list[dict[str, Any]]) -> list[str]:
+def _unreached(config: pytest.Config) -> list[str]:
     """Lowerings that no case reached; empty unless the whole suite ran."""
-    if not cases or len(cases) < cases[0]["cases"]:
+    parts = [_cases(config, name) for name in ("operator case", "extra lowerings")]
+    if not all(part and len(part) == part[0]["cases"] for part in parts):
         return []
-    reached = {name for case in cases for name in case["lowerings"]}
+    reached = {name for part in parts for case in part for name in case["lowerings"]}
     return sorted(registered().keys() - reached)
 
 
@@ -44,7 +45,7 @@ def _right(case: dict[str, Any]) -> bool:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     printing = session.config.pluginmanager.has_plugin("terminalreporter")  # not so in a worker
-    if printing and session.exitstatus == pytest.ExitCode.OK and _unreached(_cases(session.config)):
+    if printing and session.exitstatus == pytest.ExitCode.OK and _unreached(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -74,5 +75,5 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for dtype in sorted({case["dtype"] for case in cases}):
         tried = [case for case in cases if case["dtype"] == dtype]
         write(f"{dtype}: {sum(map(_right, tried))} of {len(tried)} operators right")
-    if unreached := _unreached(cases):
+    if unreached := _unreached(config):
         write(f"lowerings that nothing reached, which fails the run: {', '.join(unreached)}", red=True)

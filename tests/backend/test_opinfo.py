@@ -15,9 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
-from tests.backend.opinfo_samples import DTYPES, OPERATORS, OpInfo, Outcome, Way, check, exclusions, full_name
+from tests.backend.opinfo_compare import difference
+from tests.backend.opinfo_extra import BY_SCHEMA, CALLS, arguments_by_schema
+from tests.backend.opinfo_samples import DTYPES, OPERATORS, OpInfo, Outcome, Way, check, exclusions, full_name, to_xla
 from tests.backend.opinfo_tables import CANONICAL, EVERYDAY, EXCLUDED, FREE, LOOSE, RELEASE, STAYS_ON_CPU
+from xlatrainer.backend.lowerings.registry import resolve
 from xlatrainer.backend.recorder import Recorder
 from xlatrainer.backend.state import state
 
@@ -88,6 +92,25 @@ def test_operator(op: OpInfo, dtype: torch.dtype, record_property: Any, reached:
     }
     record_property("operator case", case)
     _judge(op, dtype, outcome, strict=torch.__version__.startswith(f"{RELEASE}."))
+
+
+EXTRA = [*BY_SCHEMA, *CALLS]
+
+
+@pytest.mark.parametrize("name", EXTRA)
+def test_what_the_database_does_not_reach(name: str, record_property: Any, reached: set[str]) -> None:
+    overload = resolve(name)
+    function, inputs = (overload, arguments_by_schema(overload)) if name in BY_SCHEMA else CALLS[name]
+    expected = function(*tree_map(_clone, inputs))
+    actual = function(*tree_map(to_xla, inputs))
+    text = difference(name, actual, expected, lambda: None)
+    assert not text, text
+    record_property("extra lowerings", {"lowerings": sorted(reached), "cases": len(EXTRA)})
+    assert any(lowering.removeprefix("aten::") == name for lowering in reached) or name in CALLS
+
+
+def _clone(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def test_tables_name_operators_of_the_database() -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "alias_as_strided",
     "alias_view",
     "all_overloads",
+    "below_autograd",
     "call_composite_kernel",
     "call_meta_kernel",
     "create_tensor",
@@ -27,6 +28,10 @@ __all__ = [
 
 BACKEND_KEY = "PrivateUse1"
 AUTOGRAD_KEY = "AutogradPrivateUse1"
+
+# Context in which operators go to the device's kernels, past autograd: for a kernel of ours that stands before autograd
+# and has nothing to say about a call. There is no public way to redispatch from Python.
+below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd
 
 # A plain `torch.Tensor` on the renamed PrivateUse1 device, contiguous, with an empty storage of its own:
 # there is no public way to make one without a C++ extension (torch 2.11+).

@@ -2,7 +2,7 @@
 
 These stand before autograd, which differentiates what they call. Each hands all other calls to torch's own composition.
 
-May import: torch.
+May import: _private_api, torch.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["COMPOSITES"]
+from xlatrainer.backend._private_api import below_autograd
+
+__all__ = ["BEFORE_AUTOGRAD", "COMPOSITES"]
 
 aten = torch.ops.aten
 _MEAN, _SUM = 1, 2
@@ -100,6 +102,45 @@ def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength:
     counts = torch.zeros(max(high + 1, minlength), dtype=weights.dtype, device=self.device)
     return counts.scatter_add(0, self.long(), weights)
 
+
+def _differentiable_product(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The product along `dim`, which is kept: halves times halves, whose gradients know nothing of zeros."""
+    length = x.size(dim)
+    if not length:
+        return x.sum(dim, keepdim=True) + 1
+    while length > 1:
+        half = length // 2
+        product = x.narrow(dim, 0, half) * x.narrow(dim, half, half)
+        x = torch.cat([product, x.narrow(dim, length - 1, 1)], dim) if length % 2 else product
+        length = x.size(dim)
+    return x
+
+
+def prod(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """torch's gradient looks for zeros among the values, whose places it needs on the host."""
+    if not (self.requires_grad and torch.is_grad_enabled()):
+        with below_autograd():
+            return aten.prod.default(self, dtype=dtype)
+    x = self if dtype is None else self.to(dtype)
+    return _differentiable_product(x.reshape(-1), 0).reshape(())
+
+
+def prod_dim_int(
+    self: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """As `prod`; torch's gradient reads the number of zeros."""
+    if not (self.requires_grad and torch.is_grad_enabled()):
+        with below_autograd():
+            return aten.prod.dim_int(self, dim, keepdim, dtype=dtype)
+    x = self if dtype is None else self.to(dtype)
+    if self.dim() == 0:
+        return x.reshape(1).prod(dim)
+    product = _differentiable_product(x, dim)
+    return product if keepdim else product.squeeze(dim)
+
+
+# By overload, without `aten::`: what stands before the autograd of operators that have a lowering too.
+BEFORE_AUTOGRAD: dict[str, Callable[..., Any]] = {"prod": prod, "prod.dim_int": prod_dim_int}
 
 # By overload, without `aten::`.
 COMPOSITES: dict[str, Callable[..., Any]] = {

@@ -20,7 +20,7 @@ import torch
 
 from xlatrainer.backend import storage_kernels
 from xlatrainer.backend._private_api import AUTOGRAD_KEY, BACKEND_KEY, all_overloads, has_kernel
-from xlatrainer.backend.composites import COMPOSITES
+from xlatrainer.backend.composites import BEFORE_AUTOGRAD, COMPOSITES
 from xlatrainer.backend.fallback import run_on_cpu
 from xlatrainer.backend.ir import Value
 from xlatrainer.backend.lowerings.registry import Lowering, find
@@ -280,6 +280,8 @@ def register_kernels() -> None:
         kernel = _kernel_for(overload)
         if kernel is not None:
             aten.impl(overload.name().removeprefix("aten::"), kernel, BACKEND_KEY)
+    for overload, function in BEFORE_AUTOGRAD.items():
+        aten.impl(overload, function, AUTOGRAD_KEY)
     for composite, function in COMPOSITES.items():
         for key in (AUTOGRAD_KEY, BACKEND_KEY):
             aten.impl(composite, function, key)
