@@ -36,7 +36,7 @@ def arguments_by_schema(overload: Any) -> list[Any]:
         if argument.has_default_value() or argument.kwarg_only:
             continue
         if kind == "Tensor" and overload._schema.name.startswith("aten::_foreach_"):
-            made.append(_uniform(3, seed=position) if "addc" in overload._schema.name else torch.tensor(0.7))
+            made.append(torch.tensor(0.7))
         elif kind == "Tensor":
             made.append(_uniform(4, seed=position) * (1 if argument.name == "x" else 4))
         elif kind == "List[Tensor]":
@@ -50,4 +50,12 @@ def arguments_by_schema(overload: Any) -> list[Any]:
     return made
 
 
-CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
+def _kaiser(x: torch.Tensor) -> list[torch.Tensor]:
+    window = torch.kaiser_window
+    device = {"device": x.device}
+    return [window(n, **device) for n in (0, 1, 2, 7)] + [window(6, False, **device), window(9, True, 3.5, **device)]
+
+
+CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "kaiser_window": (_kaiser, (torch.zeros(()),)),
+}

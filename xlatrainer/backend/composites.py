@@ -139,11 +139,54 @@ def prod_dim_int(
     return product if keepdim else product.squeeze(dim)
 
 
+def kaiser_window(
+    window_length: int,
+    periodic: bool = True,
+    beta: float = 12.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """torch's own kernel for all devices looks for a part that only the CPU and CUDA have."""
+    dtype = dtype or torch.get_default_dtype()
+    if window_length < 0:
+        raise RuntimeError(f"kaiser_window requires non-negative window_length, got window_length={window_length}")
+    if not dtype.is_floating_point:
+        raise RuntimeError(f"kaiser_window expects floating point dtypes, got: {dtype}")
+    if window_length < 2:
+        return torch.ones(window_length, dtype=dtype, device=device)
+    last = window_length if periodic else window_length - 1
+    places = torch.arange(window_length, dtype=dtype, device=device) * (2 / last) - 1
+    bound = torch.special.i0(torch.tensor(beta, dtype=torch.float64)).item()
+    return torch.special.i0(beta * (1 - places * places).sqrt()) / bound
+
+
+def _packed_scalars(name: str) -> Callable[..., Any]:
+    """A foreach operator whose scalars come as one tensor, which torch reads and wants on the CPU."""
+
+    def call(self: Any, tensor1: Any, tensor2: Any, scalars: torch.Tensor) -> Any:
+        if scalars.device.type != "cpu" or scalars.dim() != 1:
+            raise RuntimeError(
+                f"Expected scalars to be on CPU and of dimension 1, got {scalars.device} and {scalars.dim()} instead "
+                f"({name})"
+            )
+        return getattr(aten, name).ScalarList(self, tensor1, tensor2, scalars.tolist())
+
+    return call
+
+
 # By overload, without `aten::`: what stands before the autograd of operators that have a lowering too.
 BEFORE_AUTOGRAD: dict[str, Callable[..., Any]] = {"prod": prod, "prod.dim_int": prod_dim_int}
 
 # By overload, without `aten::`.
 COMPOSITES: dict[str, Callable[..., Any]] = {
+    **{
+        f"{name}.Tensor": _packed_scalars(name)
+        for name in ("_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_addcmul", "_foreach_addcmul_")
+    },
+    **dict.fromkeys(("kaiser_window", "kaiser_window.periodic", "kaiser_window.beta"), kaiser_window),
     "bincount": bincount,
     "cross_entropy_loss": cross_entropy_loss,
     "ctc_loss.IntList": ctc_loss,

@@ -12,6 +12,8 @@ __all__ = ["Signature", "functional_twin", "gives_results", "lifted_positions", 
 
 # Functional twins that the naming rule does not find.
 _TWINS = {
+    "aten::conj_physical_": "aten::_conj_physical",
+    "aten::conj_physical.out": "aten::_conj_physical",
     "aten::normal_": "aten::normal_functional",
     "aten::bernoulli_.float": "aten::bernoulli.p",
     "aten::bernoulli.float_out": "aten::bernoulli.p",
