@@ -87,6 +87,13 @@ def _saves_when_training(overload: Any) -> Callable[..., Any]:
     return rule
 
 
+def _convolution_backward(grad_output: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> Any:
+    """Gradients of input, weight and bias, as far as the mask in the last argument asks for them."""
+    mask = rest[-1]
+    shapes = (input.shape, weight.shape, (grad_output.shape[1],))
+    return tuple(input.new_empty(shape) if asked else None for shape, asked in zip(shapes, mask, strict=True))
+
+
 def _lstm_cell(input_gates: torch.Tensor, hidden_gates: torch.Tensor, cx: torch.Tensor, *rest: Any) -> Any:
     """The new hidden and cell state, and the gates."""
     return torch.empty_like(cx), torch.empty_like(cx), torch.empty_like(input_gates)
@@ -114,6 +121,8 @@ _WITHOUT_META: dict[str, Callable[..., Any]] = {
     "aten::_thnn_fused_gru_cell": _gru_cell,
     "aten::_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "aten::_thnn_fused_lstm_cell": _lstm_cell,
+    "aten::convolution_backward_overrideable": _convolution_backward,
+    "aten::convolution_overrideable": aten.convolution.default,
     "aten::fake_quantize_per_channel_affine_cachemask": _like(0, None, torch.bool),
     "aten::fake_quantize_per_tensor_affine_cachemask": _like(0, None, torch.bool),
     "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _like(0, None, torch.bool),
