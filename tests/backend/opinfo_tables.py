@@ -44,7 +44,13 @@ class Exclusion:
 
 _SPARSE = Exclusion("the device has no sparse tensors")
 
+_JITERATOR = """
+    jiterator_2inputs_2outputs jiterator_4inputs_with_extra_args jiterator_binary jiterator_binary_return_by_ref
+    jiterator_unary
+    """
+
 EXCLUDED: dict[str, tuple[Exclusion, ...]] = {
+    **dict.fromkeys(_JITERATOR.split(), (Exclusion("for CUDA only: the CPU refuses it too"),)),
     "sparse.sampled_addmm": (_SPARSE,),
     "sparse.mm": (_SPARSE,),
     "to_sparse": (_SPARSE,),
