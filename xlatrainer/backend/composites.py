@@ -5,6 +5,7 @@ These stand before autograd, which differentiates what they call. Each hands all
 May import: _private_api, torch.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -139,6 +140,32 @@ def prod_dim_int(
     return product if keepdim else product.squeeze(dim)
 
 
+def masked_fill(self: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """torch's gradient of the value selects by the mask, which has a length that depends on data."""
+    if not (torch.is_grad_enabled() and (self.requires_grad or value.requires_grad)):
+        with below_autograd():
+            return aten.masked_fill.Tensor(self, mask, value)
+    return torch.where(mask, _as_filling(self, value), self)
+
+
+def index_fill(self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """torch's gradient of the value looks for indices that come twice."""
+    if not (torch.is_grad_enabled() and (self.requires_grad or value.requires_grad)):
+        with below_autograd():
+            return aten.index_fill.int_Tensor(self, dim, index, value)
+    shape = [1] * self.dim()
+    if shape:
+        shape[dim] = self.size(dim)
+    filled = torch.zeros(math.prod(shape), dtype=torch.bool, device=self.device).index_fill(0, index, True)
+    return torch.where(filled.view(shape), _as_filling(self, value), self)
+
+
+def _as_filling(self: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    if value.dim():
+        raise RuntimeError(f"the value must be a tensor of 0 dims, but it has {value.dim()}")
+    return value.to(self.device, self.dtype)
+
+
 def kaiser_window(
     window_length: int,
     periodic: bool = True,
@@ -178,7 +205,12 @@ def _packed_scalars(name: str) -> Callable[..., Any]:
 
 
 # By overload, without `aten::`: what stands before the autograd of operators that have a lowering too.
-BEFORE_AUTOGRAD: dict[str, Callable[..., Any]] = {"prod": prod, "prod.dim_int": prod_dim_int}
+BEFORE_AUTOGRAD: dict[str, Callable[..., Any]] = {
+    "index_fill.int_Tensor": index_fill,
+    "masked_fill.Tensor": masked_fill,
+    "prod": prod,
+    "prod.dim_int": prod_dim_int,
+}
 
 # By overload, without `aten::`.
 COMPOSITES: dict[str, Callable[..., Any]] = {

@@ -209,6 +209,12 @@ def lcm(self, other):
 
 # functions of one operand
 
+
+def _erfinv(x):
+    """In float64: beside 1 XLA's float32 polynomial has lost digits that torch's result still has."""
+    return lax.erf_inv(x.astype(jnp.float64)).astype(x.dtype)
+
+
 _FLOAT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "acos": jnp.arccos,
     "acosh": jnp.arccosh,
@@ -221,7 +227,7 @@ _FLOAT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "deg2rad": jnp.deg2rad,
     "erf": lax.erf,
     "erfc": lax.erfc,
-    "erfinv": lax.erf_inv,
+    "erfinv": _erfinv,
     "exp": jnp.exp,
     "exp2": jnp.exp2,
     "expm1": jnp.expm1,
