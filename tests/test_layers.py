@@ -37,11 +37,20 @@ LAYERS = (
     # The device: what torch calls,
     Layer(("xlatrainer.backend",)),
     Layer(("xlatrainer.backend.kernels",)),
+    # steps without their Python,
+    Layer(("xlatrainer.backend.capture",)),
+    Layer(("xlatrainer.backend.replay.step",)),
+    Layer(("xlatrainer.backend.replay.plan",)),
+    Layer(("xlatrainer.backend.replay.observation",)),
+    Layer(("xlatrainer.backend.replay", "xlatrainer.backend.replay.optimizers", "xlatrainer.backend.replay.snapshot")),
     Layer(
         (
             "xlatrainer.backend.storage_kernels",
+            "xlatrainer.backend.counted_kernels",
             "xlatrainer.backend.fallback",
             "xlatrainer.backend.composites",
+            "xlatrainer.backend.gradients",
+            "xlatrainer.backend.inference_kernels",
             "xlatrainer.backend.device",
             "xlatrainer.backend.device_module",
         )

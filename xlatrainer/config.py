@@ -44,6 +44,7 @@ SETTINGS: dict[str, Setting] = {
     "check_indices": Setting(
         "XLATRAINER_CHECK_INDICES", "on", "whether programs compiled from now on check indices", ("on", "off")
     ),
+    "replay": Setting("XLATRAINER_REPLAY", "on", "whether a stable step is run without its Python", ("on", "off")),
     "max_pending_nodes": Setting(
         "XLATRAINER_MAX_PENDING_NODES", 2000, "nodes after which the next host-to-device copy ends the trace"
     ),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
     "AUTOGRAD_KEY",
@@ -17,21 +17,21 @@ __all__ = [
     "alias_as_strided",
     "alias_view",
     "all_overloads",
-    "below_autograd",
+    "ambient_state",
+    "call_autograd_kernel",
     "call_composite_kernel",
     "call_meta_kernel",
     "create_tensor",
+    "function_transforms_active",
     "has_kernel",
     "register_backend",
+    "tree_flatten",
     "tree_map",
+    "tree_unflatten",
 ]
 
 BACKEND_KEY = "PrivateUse1"
 AUTOGRAD_KEY = "AutogradPrivateUse1"
-
-# Context in which operators go to the device's kernels, past autograd: for a kernel of ours that stands before autograd
-# and has nothing to say about a call. There is no public way to redispatch from Python.
-below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd
 
 # A plain `torch.Tensor` on the renamed PrivateUse1 device, contiguous, with an empty storage of its own:
 # there is no public way to make one without a C++ extension (torch 2.11+).
@@ -89,6 +89,19 @@ def call_composite_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
     if not has_kernel(overload, "CompositeExplicitAutograd"):
         raise RuntimeError(f"{overload.name()} has no kernel for all backends in torch {torch.__version__}")
     return overload._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+
+
+def call_autograd_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
+    """What torch does at its autograd key: record the gradient that torch has for `overload`, and go on to our kernel.
+
+    For a kernel of ours at that key, of which torch cannot be asked for "the one before".
+    """
+    return overload._op_dk(DispatchKey.Autograd, *args, **kwargs)
+
+
+def function_transforms_active() -> bool:
+    """True inside of `torch.func` (vmap, grad, ...), where an `autograd.Function` must be written in another style."""
+    return bool(torch._C._are_functorch_transforms_active())
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):
@@ -149,3 +162,20 @@ def all_overloads() -> list[Any]:
 def has_kernel(overload: Any, key: str) -> bool:
     """True if `overload` has a kernel registered for exactly this dispatch key (alias keys count as themselves)."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key)
+
+
+def ambient_state() -> tuple[Any, ...]:
+    """torch's modes on this thread that change what a function records, to compare.
+
+    Whether a `TorchDispatchMode` or `TorchFunctionMode` is active can be asked of `torch._C` alone (torch 2.11+).
+    """
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("xla"),
+        torch.get_autocast_dtype("xla"),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._len_torch_function_stack(),
+    )

@@ -2,18 +2,17 @@
 
 These stand before autograd, which differentiates what they call. Each hands all other calls to torch's own composition.
 
-May import: _private_api, torch.
+May import: torch, counters.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from xlatrainer.backend._private_api import below_autograd
+from xlatrainer.backend import counters
 
-__all__ = ["BEFORE_AUTOGRAD", "COMPOSITES"]
+__all__ = ["COMPOSITES"]
 
 aten = torch.ops.aten
 _MEAN, _SUM = 1, 2
@@ -93,6 +92,7 @@ def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength:
         raise RuntimeError(f"minlength should be >= 0, got {minlength}")
     if not self.numel():
         return torch.zeros(minlength, dtype=torch.int64, device=self.device)
+    counters.add("sync::bincount")
     low, high = torch.stack(torch.aminmax(self)).tolist()
     if low < 0:
         raise RuntimeError(f"bincount only supports 1-d non-negative integral inputs, got {low}")
@@ -102,92 +102,6 @@ def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength:
         weights = weights.to(torch.float64)
     counts = torch.zeros(max(high + 1, minlength), dtype=weights.dtype, device=self.device)
     return counts.scatter_add(0, self.long(), weights)
-
-
-def _differentiable_product(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The product along `dim`, which is kept: halves times halves, whose gradients know nothing of zeros."""
-    length = x.size(dim)
-    if not length:
-        return x.sum(dim, keepdim=True) + 1
-    while length > 1:
-        half = length // 2
-        product = x.narrow(dim, 0, half) * x.narrow(dim, half, half)
-        x = torch.cat([product, x.narrow(dim, length - 1, 1)], dim) if length % 2 else product
-        length = x.size(dim)
-    return x
-
-
-def prod(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """torch's gradient looks for zeros among the values, whose places it needs on the host."""
-    if not (self.requires_grad and torch.is_grad_enabled()):
-        with below_autograd():
-            return aten.prod.default(self, dtype=dtype)
-    x = self if dtype is None else self.to(dtype)
-    return _differentiable_product(x.reshape(-1), 0).reshape(())
-
-
-def prod_dim_int(
-    self: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """As `prod`; torch's gradient reads the number of zeros."""
-    if not (self.requires_grad and torch.is_grad_enabled()):
-        with below_autograd():
-            return aten.prod.dim_int(self, dim, keepdim, dtype=dtype)
-    x = self if dtype is None else self.to(dtype)
-    if self.dim() == 0:
-        return x.reshape(1).prod(dim)
-    product = _differentiable_product(x, dim)
-    return product if keepdim else product.squeeze(dim)
-
-
-def masked_fill(self: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """torch's gradient of the value selects by the mask, which has a length that depends on data."""
-    if not (torch.is_grad_enabled() and (self.requires_grad or value.requires_grad)):
-        with below_autograd():
-            return aten.masked_fill.Tensor(self, mask, value)
-    return torch.where(mask, _as_filling(self, value), self)
-
-
-def index_fill(self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """torch's gradient of the value looks for indices that come twice."""
-    if not (torch.is_grad_enabled() and (self.requires_grad or value.requires_grad)):
-        with below_autograd():
-            return aten.index_fill.int_Tensor(self, dim, index, value)
-    shape = [1] * self.dim()
-    if shape:
-        shape[dim] = self.size(dim)
-    filled = torch.zeros(math.prod(shape), dtype=torch.bool, device=self.device).index_fill(0, index, True)
-    return torch.where(filled.view(shape), _as_filling(self, value), self)
-
-
-def _as_filling(self: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    if value.dim():
-        raise RuntimeError(f"the value must be a tensor of 0 dims, but it has {value.dim()}")
-    return value.to(self.device, self.dtype)
-
-
-def kaiser_window(
-    window_length: int,
-    periodic: bool = True,
-    beta: float = 12.0,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: bool | None = None,
-) -> torch.Tensor:
-    """torch's own kernel for all devices looks for a part that only the CPU and CUDA have."""
-    dtype = dtype or torch.get_default_dtype()
-    if window_length < 0:
-        raise RuntimeError(f"kaiser_window requires non-negative window_length, got window_length={window_length}")
-    if not dtype.is_floating_point:
-        raise RuntimeError(f"kaiser_window expects floating point dtypes, got: {dtype}")
-    if window_length < 2:
-        return torch.ones(window_length, dtype=dtype, device=device)
-    last = window_length if periodic else window_length - 1
-    places = torch.arange(window_length, dtype=dtype, device=device) * (2 / last) - 1
-    bound = torch.special.i0(torch.tensor(beta, dtype=torch.float64)).item()
-    return torch.special.i0(beta * (1 - places * places).sqrt()) / bound
 
 
 def _packed_scalars(name: str) -> Callable[..., Any]:
@@ -204,21 +118,12 @@ def _packed_scalars(name: str) -> Callable[..., Any]:
     return call
 
 
-# By overload, without `aten::`: what stands before the autograd of operators that have a lowering too.
-BEFORE_AUTOGRAD: dict[str, Callable[..., Any]] = {
-    "index_fill.int_Tensor": index_fill,
-    "masked_fill.Tensor": masked_fill,
-    "prod": prod,
-    "prod.dim_int": prod_dim_int,
-}
-
 # By overload, without `aten::`.
 COMPOSITES: dict[str, Callable[..., Any]] = {
     **{
         f"{name}.Tensor": _packed_scalars(name)
         for name in ("_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_addcmul", "_foreach_addcmul_")
     },
-    **dict.fromkeys(("kaiser_window", "kaiser_window.periodic", "kaiser_window.beta"), kaiser_window),
     "bincount": bincount,
     "cross_entropy_loss": cross_entropy_loss,
     "ctc_loss.IntList": ctc_loss,

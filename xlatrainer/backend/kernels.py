@@ -18,16 +18,24 @@ from typing import Any, NamedTuple
 
 import torch
 
-from xlatrainer.backend import storage_kernels
+from xlatrainer.backend import counted_kernels, inference_kernels, storage_kernels
 from xlatrainer.backend._private_api import AUTOGRAD_KEY, BACKEND_KEY, all_overloads, has_kernel
-from xlatrainer.backend.composites import BEFORE_AUTOGRAD, COMPOSITES
+from xlatrainer.backend.composites import COMPOSITES
 from xlatrainer.backend.fallback import run_on_cpu
+from xlatrainer.backend.gradients import GRADIENTS
 from xlatrainer.backend.ir import Value
 from xlatrainer.backend.lowerings.registry import Lowering, find
 from xlatrainer.backend.recorder import Recorder
-from xlatrainer.backend.schema import Signature, functional_twin, gives_results, makes_tensor, signature
+from xlatrainer.backend.schema import (
+    Signature,
+    by_name,
+    functional_twin,
+    gives_results,
+    makes_tensor,
+    signature,
+)
 from xlatrainer.backend.state import state
-from xlatrainer.backend.tensor import assign, from_host, new_tensor
+from xlatrainer.backend.tensor import assign, new_tensor
 
 __all__ = ["Plan", "Served", "plan", "register_kernels"]
 
@@ -68,7 +76,7 @@ def _updating(recorder: Recorder, lowering: Lowering) -> Kernel:
             values, structure = recorder(args, kwargs)
             rest = iter(values)
             results = _assemble(rest, structure)
-            given = {**dict(zip(recorder.names, args, strict=False)), **kwargs}
+            given = by_name(recorder.names, args, kwargs)
             for name in lowering.mutates:
                 if given.get(name) is not None:
                     assign(given[name], next(rest))
@@ -106,7 +114,7 @@ def _with_results(twin: Any, lowering: Lowering, sig: Signature) -> Kernel:
             values, structure = recorder(args, kwargs)
             rest = iter(values)
             results = _assemble(rest, structure[: -len(sig.written)])
-            given = {**dict(zip(recorder.names, args, strict=False)), **kwargs}
+            given = by_name(recorder.names, args, kwargs)
             for name in sig.written:
                 assign(given[name], next(rest))
             return results if len(results) > 1 else results[0]
@@ -184,20 +192,6 @@ def _guarded(kernel: Kernel, overload: Any, lowering: Lowering) -> Kernel:
     return guarded
 
 
-def _moving_indices(kernel: Kernel, position: int) -> Kernel:
-    """`kernel` for an operator whose list of index tensors may lie on the CPU (`tensor[[0, 2]]`), as on any device."""
-
-    def moving(*args: Any, **kwargs: Any) -> Any:
-        with state.lock:
-            indices = [
-                new_tensor(from_host(index)) if index is not None and index.device.type == "cpu" else index
-                for index in args[position]
-            ]
-        return kernel(*args[:position], indices, *args[position + 1 :], **kwargs)
-
-    return moving
-
-
 class Served(enum.Enum):
     """How calls of an overload run on the device."""
 
@@ -217,7 +211,7 @@ class Plan(NamedTuple):
     twin: Any = None
 
 
-_by_hand = storage_kernels.kernels()
+_by_hand = {**storage_kernels.kernels(), **counted_kernels.kernels(), **inference_kernels.kernels()}
 
 
 def plan(overload: Any) -> Plan:
@@ -253,9 +247,12 @@ def _kernel_for(overload: Any) -> Kernel | None:
     if lowering is None:
         return None
     kernel = _guarded(_recording_kernel(overload, lowering, twin), overload, lowering)
+    if overload.name() == "aten::repeat_interleave.Tensor":
+        return counted_kernels.with_output_size(kernel)
     for position, argument in enumerate(overload._schema.arguments):
         if argument.name == "indices" and str(argument.type) == "List[Optional[Tensor]]":
-            return _moving_indices(kernel, position)
+            base = overload._schema.name.removeprefix("aten::")
+            return counted_kernels.with_plain_indices(base, kernel, position, takes_mask="index_put" in base)
     return kernel
 
 
@@ -280,11 +277,11 @@ def register_kernels() -> None:
         kernel = _kernel_for(overload)
         if kernel is not None:
             aten.impl(overload.name().removeprefix("aten::"), kernel, BACKEND_KEY)
-    for overload, function in BEFORE_AUTOGRAD.items():
-        aten.impl(overload, function, AUTOGRAD_KEY)
     for composite, function in COMPOSITES.items():
         for key in (AUTOGRAD_KEY, BACKEND_KEY):
             aten.impl(composite, function, key)
+    for name, function in GRADIENTS.items():
+        aten.impl(name, function, AUTOGRAD_KEY)
     rest.fallback(run_fallback, BACKEND_KEY)
 
 

@@ -20,7 +20,7 @@ import torch
 from xlatrainer.backend.dtypes import number_dtype, opmath, to_numpy
 from xlatrainer.backend.ir import Operation, Spec, Value, make_spec
 from xlatrainer.backend.lowerings.registry import Lowering, Number
-from xlatrainer.backend.schema import lifted_positions
+from xlatrainer.backend.schema import argument_names, by_name, lifted_positions
 from xlatrainer.backend.shapes import infer, meta_tensor
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import convert_array, value_of
@@ -88,7 +88,7 @@ class Recorder:
         self.name = overload.name()
         self.lowering = lowering
         self.written = written
-        self.names = [argument.name for argument in overload._schema.arguments]
+        self.names = argument_names(overload)
         self.lifted = lifted_positions(overload, lowering.static)
         self.calls: dict[tuple[Any, ...], _Call] = {}
 
@@ -186,7 +186,7 @@ class Recorder:
         meta_kwargs = {name: _meta(arg) for name, arg in kwargs.items()}
         result = infer(self.overload, meta_args, meta_kwargs)
         if self.written:
-            named = {**dict(zip(self.names, meta_args, strict=False)), **meta_kwargs}
+            named = by_name(self.names, meta_args, meta_kwargs)
             result = _specs_of([named[name] for name in self.written])
         structure = None if isinstance(result, Spec) else _structure(result)
         outputs = list(_flatten(result))

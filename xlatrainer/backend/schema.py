@@ -3,12 +3,22 @@
 May import: torch. Nothing is written by hand that a schema states.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-__all__ = ["Signature", "functional_twin", "gives_results", "lifted_positions", "makes_tensor", "signature"]
+__all__ = [
+    "Signature",
+    "argument_names",
+    "by_name",
+    "functional_twin",
+    "gives_results",
+    "lifted_positions",
+    "makes_tensor",
+    "signature",
+]
 
 # Functional twins that the naming rule does not find.
 _TWINS = {
@@ -52,6 +62,16 @@ def signature(overload: Any) -> Signature:
             written.append(argument.name)
             out = out or argument.is_out
     return Signature(tuple(written), out)
+
+
+def argument_names(overload: Any) -> list[str]:
+    """The names of the arguments, in order."""
+    return [argument.name for argument in overload._schema.arguments]
+
+
+def by_name(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names; those that are left out are not in it."""
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 # What an out= argument says in place of these.

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from xlatrainer.backend import counters
 from xlatrainer.backend._private_api import alias_as_strided, alias_view, call_composite_kernel, call_meta_kernel
 from xlatrainer.backend.ir import make_spec
 from xlatrainer.backend.recorder import check_device, not_on_device
@@ -255,6 +256,7 @@ def _copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False
 
 
 def local_scalar_dense(self: torch.Tensor) -> Any:
+    counters.add("sync::_local_scalar_dense")
     return read_to_host([self])[0].item()
 
 
@@ -264,7 +266,10 @@ def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
         raise RuntimeError(
             f"equal: expected tensors of one device, but got {self.device} and {other.device}; move one with .to()"
         )
-    return self.shape == other.shape and bool(aten.all(aten.eq(self, other)))
+    if self.shape != other.shape:
+        return False
+    counters.add("sync::equal")
+    return bool(read_to_host([aten.all(aten.eq(self, other))])[0])
 
 
 def resize_(

@@ -270,6 +270,12 @@ def bucketize_tensor(self, boundaries, *, out_int32=False, right=False, out_spec
     return _searchsorted(boundaries, self, right, out_specs[0])
 
 
+@lowering("bucketize.Scalar", takes_specs=True)
+def bucketize_scalar(self, boundaries, *, out_int32=False, right=False, out_specs):
+    value = self.array if isinstance(self, Number) else jnp.asarray(self)
+    return _searchsorted(boundaries, value, right, out_specs[0])
+
+
 def _searchsorted(sequence, values, right, out):
     side = "right" if right else "left"
     dtype = to_numpy(out.dtype)

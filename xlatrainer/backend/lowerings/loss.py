@@ -49,6 +49,30 @@ def _softmax(array, dim):
     return shifted / jnp.sum(shifted, dim, keepdims=True)
 
 
+def _aligned_mask(mask, shape, mask_type):
+    """The mask for all of scores (batch, heads, queries, keys): 0 is one of queries and keys, 1 of batch and keys."""
+    if mask.shape == shape:
+        return mask
+    return mask[:, None, None, :] if mask_type == 1 else jnp.broadcast_to(mask, shape)
+
+
+@lowering("_masked_softmax", static=("mask_type",))
+def masked_softmax(self, mask, dim=None, mask_type=None):
+    """Without what is masked (True), which gets 0; NaN where all is masked."""
+    dim = self.ndim - 1 if dim is None else dim
+    mask = _aligned_mask(mask, self.shape, mask_type)
+    return _softmax(jnp.where(mask, -jnp.inf, _wide(self)), dim).astype(self.dtype)
+
+
+@lowering("_masked_softmax_backward")
+def masked_softmax_backward(grad_output, output, mask, dim=None):
+    dim = output.ndim - 1 if dim is None else dim
+    grad, shares = _wide(grad_output), _wide(output)
+    total = jnp.sum(grad * shares, dim, keepdims=True)
+    mask = _aligned_mask(mask, output.shape, 1 if mask.ndim == 2 and mask.shape != output.shape[-2:] else 0)
+    return jnp.where(mask, 0, shares * (grad - total)).astype(grad_output.dtype)
+
+
 @lowering("_log_softmax", takes_specs=True)
 def log_softmax(self, dim, half_to_float, *, out_specs):
     array = _wide(self)
