@@ -55,6 +55,9 @@ EXCLUDED: dict[str, tuple[Exclusion, ...]] = {
     "sparse.mm": (_SPARSE,),
     "to_sparse": (_SPARSE,),
     "chalf": (Exclusion("XLA has no complex32"),),
+    "linalg.householder_product": (
+        Exclusion("gradients of complex reflectors differ in the fifth digit, for a reason that is not known", (C64,)),
+    ),
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": (
         Exclusion("the CPU's kernel reads inputs wrongly whose last dim has strides", (F32,), ("STRIDED",)),
     ),
