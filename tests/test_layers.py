@@ -59,6 +59,7 @@ LAYERS = (
     # what a tensor is and how a trace runs, which do not know each other,
     Layer(("xlatrainer.backend.tensor", "xlatrainer.backend.executor")),
     Layer(("xlatrainer.backend.program",)),
+    Layer(("xlatrainer.backend.program_cache",)),
     Layer(("xlatrainer.backend.state", "xlatrainer.backend.shapes", "xlatrainer.backend.runtime")),
     # and plain functions and data; lowerings know nothing of nodes and traces.
     Layer(

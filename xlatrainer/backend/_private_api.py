@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import jax
 import torch
+from jax._src.interpreters import pxla
+from jax._src.lib import xla_client
 from torch._C import DispatchKey
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -24,7 +27,9 @@ __all__ = [
     "create_tensor",
     "function_transforms_active",
     "has_kernel",
+    "load_executable",
     "register_backend",
+    "serialize_executable",
     "tree_flatten",
     "tree_map",
     "tree_unflatten",
@@ -179,3 +184,34 @@ def ambient_state() -> tuple[Any, ...]:
         torch._C._len_torch_dispatch_stack(),
         torch._C._len_torch_function_stack(),
     )
+
+
+def serialize_executable(compiled: Any) -> bytes:
+    """What XLA writes of a compiled program.
+
+    `jax.experimental.serialize_executable` does the same, but its format is a pickle, which runs code when it is read.
+    """
+    executable = compiled.runtime_executable()
+    return bytes(executable.client.serialize_executable(executable))
+
+
+def load_executable(content: bytes, outputs: Sequence[Any], device: Any) -> Callable[..., list[Any]]:
+    """A function that runs what `serialize_executable` wrote, on one device (jax 0.10).
+
+    Args:
+        content: the serialized program.
+        outputs: a `jax.ShapeDtypeStruct` for each result.
+        device: the JAX device to run on.
+    """
+    executable = device.client.deserialize_executable(content, executable_devices=xla_client.DeviceList((device,)))
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    handlers = [
+        pxla.global_aval_to_result_handler(jax.core.ShapedArray(output.shape, output.dtype), sharding, True)
+        for output in outputs
+    ]
+
+    def run(*inputs: Any) -> list[Any]:
+        arrays = [x if isinstance(x, jax.Array) else jax.device_put(x, device) for x in inputs]
+        return list(executable.execute_sharded(arrays).consume_with_handlers(handlers))
+
+    return run

@@ -52,7 +52,8 @@ def _find(trace: Trace, live: list[Value], dead: Sequence[bool]) -> Program:
             counters.add("CachedCompile")
             return program
     program = Program(trace, outputs, dead)
-    counters.add("UncachedCompile")
+    if not program.from_disk:
+        counters.add("UncachedCompile")
     programs.append(program)
     return program
 

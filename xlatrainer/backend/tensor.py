@@ -203,6 +203,7 @@ def _cached(key: tuple[Any, ...], make: Any) -> Operation:
     found = _operations.get(key)
     if found is None:
         found = _operations[key] = make()
+        found.identity = repr(key)
     return found
 
 

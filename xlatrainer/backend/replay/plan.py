@@ -49,15 +49,8 @@ class Plan:
         self._floats = list(seen.floats)
         self._donated = [index for index, given in enumerate(self.program.donated) if given]
         self._settings = list(seen.settings)
-        self._output_specs = self._specs_of_outputs()
+        self._output_specs = self.program.specs
         self.follow(snapshot)
-
-    def _specs_of_outputs(self) -> list[Spec]:
-        specs: dict[int, Spec] = {}
-        for node in self.program.nodes:
-            first = node.num_slots - len(node.operation.outputs)
-            specs.update((first + i, spec) for i, spec in enumerate(node.operation.outputs))
-        return [specs[slot] for slot in self.program.outputs]
 
     def follow(self, snapshot: Snapshot) -> None:
         """Take the places from another snapshot of the same state; raises `Mismatch` if one is missing."""
