@@ -104,8 +104,26 @@ def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength:
     return counts.scatter_add(0, self.long(), weights)
 
 
+def _packed_scalars(name: str) -> Callable[..., Any]:
+    """A foreach operator whose scalars come as one tensor, which torch reads and wants on the CPU."""
+
+    def call(self: Any, tensor1: Any, tensor2: Any, scalars: torch.Tensor) -> Any:
+        if scalars.device.type != "cpu" or scalars.dim() != 1:
+            raise RuntimeError(
+                f"Expected scalars to be on CPU and of dimension 1, got {scalars.device} and {scalars.dim()} instead "
+                f"({name})"
+            )
+        return getattr(aten, name).ScalarList(self, tensor1, tensor2, scalars.tolist())
+
+    return call
+
+
 # By overload, without `aten::`.
 COMPOSITES: dict[str, Callable[..., Any]] = {
+    **{
+        f"{name}.Tensor": _packed_scalars(name)
+        for name in ("_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_addcmul", "_foreach_addcmul_")
+    },
     "bincount": bincount,
     "cross_entropy_loss": cross_entropy_loss,
     "ctc_loss.IntList": ctc_loss,

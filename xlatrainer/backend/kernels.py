@@ -10,10 +10,11 @@ Which kernel an overload gets follows from its schema and the lowerings there ar
 May import: everything in backend below the device.
 """
 
+import enum
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,9 +37,10 @@ from xlatrainer.backend.schema import (
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import assign, new_tensor
 
-__all__ = ["register_kernels"]
+__all__ = ["Plan", "Served", "plan", "register_kernels"]
 
 Kernel = Callable[..., Any]
+_STRUCTURED = "CompositeExplicitAutogradNonFunctional"
 _NATIVE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
 
 
@@ -190,13 +192,62 @@ def _guarded(kernel: Kernel, overload: Any, lowering: Lowering) -> Kernel:
     return guarded
 
 
+class Served(enum.Enum):
+    """How calls of an overload run on the device."""
+
+    LOWERING = "lowering"
+    TWIN = "lowering of the functional form"
+    BY_HAND = "kernel of its own"
+    COMPOSITE = "composition of its own"
+    TORCH = "made of others by torch"
+    CPU = "on the CPU"
+
+
+class Plan(NamedTuple):
+    """How calls of an overload run, and what of: the lowering, and for a form that writes the twin it belongs to."""
+
+    served: Served
+    lowering: Lowering | None = None
+    twin: Any = None
+
+
+_by_hand = {**storage_kernels.kernels(), **counted_kernels.kernels(), **inference_kernels.kernels()}
+
+
+def plan(overload: Any) -> Plan:
+    """How calls of `overload`, an `OpOverload` of `aten`, run on the device."""
+    name = overload.name()
+    if name.removeprefix("aten::") in COMPOSITES:
+        return Plan(Served.COMPOSITE)
+    if name in _by_hand:
+        return Plan(Served.BY_HAND)
+    lowering = find(name)
+    if lowering is not None:
+        return Plan(Served.LOWERING, lowering)
+    if not signature(overload).functional and not has_kernel(overload, "CompositeImplicitAutograd"):
+        twin = functional_twin(overload)
+        lowering = find(twin.name()) if twin is not None else None
+        if lowering is not None:
+            return Plan(Served.TWIN, lowering, twin)
+    if any(has_kernel(overload, key) for key in _NATIVE):
+        return Plan(Served.TORCH)
+    # What torch registers under this key is made of other operators, unless there is a kernel for the CPU too.
+    composed = has_kernel(overload, _STRUCTURED) and not has_kernel(overload, "CPU")
+    return Plan(Served.TORCH if composed else Served.CPU)
+
+
 def _kernel_for(overload: Any) -> Kernel | None:
     """The kernel of an overload, or None to leave it to torch or to the fallback."""
-    kernel = _recording_kernel_for(overload)
-    name = overload.name()
-    if kernel is None:
+    served, lowering, twin = plan(overload)
+    if served is Served.BY_HAND:
+        return _by_hand[overload.name()]
+    if served is Served.CPU:
+        # Of a structured operator torch makes `empty` and an out= call, which would hide it from the fallback.
+        return _cpu(overload) if has_kernel(overload, _STRUCTURED) else None
+    if lowering is None:
         return None
-    if name == "aten::repeat_interleave.Tensor":
+    kernel = _guarded(_recording_kernel(overload, lowering, twin), overload, lowering)
+    if overload.name() == "aten::repeat_interleave.Tensor":
         return counted_kernels.with_output_size(kernel)
     for position, argument in enumerate(overload._schema.arguments):
         if argument.name == "indices" and str(argument.type) == "List[Optional[Tensor]]":
@@ -205,28 +256,13 @@ def _kernel_for(overload: Any) -> Kernel | None:
     return kernel
 
 
-def _recording_kernel_for(overload: Any) -> Kernel | None:
-    lowering = find(overload.name())
-    if lowering is not None:
-        return _guarded(_functional(overload, lowering), overload, lowering)
+def _recording_kernel(overload: Any, lowering: Lowering, twin: Any) -> Kernel:
+    if twin is None:
+        return _functional(overload, lowering)
     sig = signature(overload)
-    if not sig.functional and not has_kernel(overload, "CompositeImplicitAutograd"):
-        twin = functional_twin(overload)
-        lowering = find(twin.name()) if twin is not None else None
-        if lowering is not None:
-            if sig.out:
-                kernel = _out(twin, lowering, sig)
-            elif gives_results(overload):
-                kernel = _with_results(twin, lowering, sig)
-            else:
-                kernel = _in_place(overload, lowering, sig)
-            return _guarded(kernel, overload, lowering)
-    if any(has_kernel(overload, key) for key in _NATIVE):
-        return None
-    # What torch registers under this key is made of other operators, unless there is a kernel for the CPU too: then it
-    # is a structured operator, of which torch makes `empty` and an out= call, which would hide it from the fallback.
-    structured = has_kernel(overload, "CompositeExplicitAutogradNonFunctional") and has_kernel(overload, "CPU")
-    return _cpu(overload) if structured else None
+    if sig.out:
+        return _out(twin, lowering, sig)
+    return _with_results(twin, lowering, sig) if gives_results(overload) else _in_place(overload, lowering, sig)
 
 
 _libraries: list[torch.library.Library] = []
@@ -237,12 +273,10 @@ def register_kernels() -> None:
     aten = torch.library.Library("aten", "IMPL")
     rest = torch.library.Library("_", "IMPL")
     _libraries.extend((aten, rest))
-    by_hand = {**storage_kernels.kernels(), **counted_kernels.kernels(), **inference_kernels.kernels()}
     for overload in all_overloads():
-        name = overload.name()
-        kernel = by_hand.get(name) or _kernel_for(overload)
+        kernel = _kernel_for(overload)
         if kernel is not None:
-            aten.impl(name.removeprefix("aten::"), kernel, BACKEND_KEY)
+            aten.impl(overload.name().removeprefix("aten::"), kernel, BACKEND_KEY)
     for composite, function in COMPOSITES.items():
         for key in (AUTOGRAD_KEY, BACKEND_KEY):
             aten.impl(composite, function, key)

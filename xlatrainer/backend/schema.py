@@ -22,10 +22,8 @@ __all__ = [
 
 # Functional twins that the naming rule does not find.
 _TWINS = {
-    "aten::__ilshift__.Scalar": "aten::__lshift__.Scalar",
-    "aten::__ilshift__.Tensor": "aten::__lshift__.Tensor",
-    "aten::__irshift__.Scalar": "aten::__rshift__.Scalar",
-    "aten::__irshift__.Tensor": "aten::__rshift__.Tensor",
+    "aten::conj_physical_": "aten::_conj_physical",
+    "aten::conj_physical.out": "aten::_conj_physical",
     "aten::normal_": "aten::normal_functional",
     "aten::bernoulli_.float": "aten::bernoulli.p",
     "aten::bernoulli.float_out": "aten::bernoulli.p",
@@ -108,6 +106,8 @@ def functional_twin(overload: Any) -> Any | None:
         return getattr(getattr(torch.ops.aten, base), variant or "default")
     if gives_results(overload):
         base += "_functional"
+    elif base.startswith("__i") and base.endswith("__"):  # `x <<= 1`
+        base = "__" + base.removeprefix("__i")
     elif base.endswith("_") and not base.endswith("__"):
         base = base[:-1]
     packet = getattr(torch.ops.aten, base, None)

@@ -14,6 +14,8 @@ from xlatrainer.backend.ir import Spec, make_spec
 
 __all__ = ["infer", "meta_tensor"]
 
+aten = torch.ops.aten
+
 
 def meta_tensor(spec: Spec) -> torch.Tensor:
     """A tensor of this shape and dtype without data."""
@@ -74,6 +76,24 @@ def _batch_norm(input: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor,
     return torch.empty_like(input), saved, saved, input.new_empty(0, dtype=torch.uint8), mean, var
 
 
+def _saves_when_training(overload: Any) -> Callable[..., Any]:
+    """Batch norms: torch's meta kernel has statistics of the batch without training too, where the CPU's are empty."""
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        out, mean, invstd, *running = overload(*args, **kwargs)
+        training = args[5] if len(args) > 5 else kwargs["training"]
+        return (out, mean, invstd, *running) if training else (out, mean.new_empty(0), invstd.new_empty(0), *running)
+
+    return rule
+
+
+def _convolution_backward(grad_output: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> Any:
+    """Gradients of input, weight and bias, as far as the mask in the last argument asks for them."""
+    mask = rest[-1]
+    shapes = (input.shape, weight.shape, (grad_output.shape[1],))
+    return tuple(input.new_empty(shape) if asked else None for shape, asked in zip(shapes, mask, strict=True))
+
+
 def _lstm_cell(input_gates: torch.Tensor, hidden_gates: torch.Tensor, cx: torch.Tensor, *rest: Any) -> Any:
     """The new hidden and cell state, and the gates."""
     return torch.empty_like(cx), torch.empty_like(cx), torch.empty_like(input_gates)
@@ -114,13 +134,15 @@ def _window(length: int, *rest: Any, dtype: torch.dtype | None = None, **options
     return torch.empty(length, dtype=dtype, device="meta")
 
 
-# Operators of which torch has no meta kernel, or one that fails where a weight or bias is missing.
+# Operators of which torch has no meta kernel, or one that fails where a weight or bias is missing, or is not the CPU's.
 _WITHOUT_META: dict[str, Callable[..., Any]] = {
     "aten::_batch_norm_with_update_functional": _batch_norm,
     "aten::_aminmax": lambda self: (self.new_empty(()), self.new_empty(())),
     "aten::_aminmax.dim": lambda self, dim, keepdim=False: torch.aminmax(self, dim=dim, keepdim=keepdim),
     "aten::_ctc_loss.Tensor": _ctc_loss,
     "aten::_ctc_loss_backward.Tensor": _like(1, None),
+    "aten::_native_batch_norm_legit_functional": _saves_when_training(aten._native_batch_norm_legit_functional.default),
+    "aten::native_batch_norm": _saves_when_training(aten.native_batch_norm.default),
     "aten::_dirichlet_grad": _like(0, None),
     "aten::_fake_quantize_learnable_per_channel_affine": _like(0, None),
     "aten::_fake_quantize_learnable_per_channel_affine_backward": _learnable_backward,
@@ -139,6 +161,8 @@ _WITHOUT_META: dict[str, Callable[..., Any]] = {
     "aten::_thnn_fused_gru_cell": _gru_cell,
     "aten::_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "aten::_thnn_fused_lstm_cell": _lstm_cell,
+    "aten::convolution_backward_overrideable": _convolution_backward,
+    "aten::convolution_overrideable": aten.convolution.default,
     "aten::fake_quantize_per_channel_affine_cachemask": _like(0, None, torch.bool),
     "aten::fake_quantize_per_tensor_affine_cachemask": _like(0, None, torch.bool),
     "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _like(0, None, torch.bool),

@@ -18,6 +18,7 @@ from xlatrainer.backend.strided import Geometry, contiguous_strides, extent
 from xlatrainer.backend.tensor import (
     assign,
     broadcast,
+    convert,
     empty_tensor,
     new_tensor,
     resized,
@@ -124,6 +125,30 @@ def as_strided_(
     return self
 
 
+def as_strided_scatter(
+    self: torch.Tensor,
+    src: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> torch.Tensor:
+    """A copy of the whole storage, since size and stride are about that, written through a view."""
+    with state.lock:
+        data = storage_data(self)
+        flat = empty_tensor(data.spec.shape, self.dtype)
+        copied = storage_data(flat)
+        copied.value, copied.spec, copied.viewed = data.value, data.spec, True
+        result = alias_as_strided(flat, tuple(self.shape), self.stride(), int(self.storage_offset()))
+        written = as_strided(result, size, stride, storage_offset)
+        if written.shape != src.shape:
+            raise RuntimeError(
+                "expected src to have a size equal to the slice of self. src size = "
+                f"{list(src.shape)}, slice size = {list(written.shape)}"
+            )
+        copy_(written, src)
+        return result
+
+
 def _geometry_only(overload: Any) -> Callable[..., Any]:
     """A kernel for a view operator that only needs torch's own work on sizes and strides."""
 
@@ -167,23 +192,14 @@ def clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = Non
 
 
 def _clone_strides(tensor: torch.Tensor, memory_format: torch.memory_format | None) -> tuple[int, ...]:
-    """Those of the source where it is dense and asked to be kept, as in torch."""
+    """Those of the source without its gaps where they are asked to be kept, as in torch."""
     shape = tuple(tensor.shape)
     if memory_format not in (None, torch.preserve_format):
         return _strides(shape, memory_format)
     stride = tensor.stride()
-    if extent(Geometry(shape, stride, 0)) == math.prod(shape) and _is_dense(shape, stride):
+    if stride == contiguous_strides(shape):
         return stride
-    return contiguous_strides(shape)
-
-
-def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    expected = 1
-    for step, length in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n != 1):
-        if step != expected:
-            return False
-        expected *= length
-    return True
+    return torch.empty_like(torch.empty_strided(shape, stride, device="meta")).stride()
 
 
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -205,6 +221,34 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     if self.device.type == "cpu":
         self.copy_(read_to_host([src])[0])
     return self
+
+
+def to_copy(
+    self: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """What `Tensor.to` ends in. On its way to the CPU a tensor is waited for: there is no pinned memory to copy to."""
+    _refuse_pinned(pin_memory)
+    check_device(device)
+    options = {"dtype": dtype, "layout": layout, "memory_format": memory_format}
+    if self.device.type != "xla" or (device is not None and device.type != "xla"):
+        return call_composite_kernel(aten._to_copy.default, self, device=device, **options)
+    with state.lock:
+        value = value_of(self)
+        value = convert(value, dtype or value.spec.dtype)
+        shape = value.spec.shape
+        stride = _clone_strides(self, memory_format)
+        if stride == contiguous_strides(shape):
+            return new_tensor(value)
+        result = _laid_out(shape, value.spec.dtype, stride)
+        assign(result, value)
+        return result
 
 
 def _copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -286,11 +330,13 @@ def kernels() -> dict[str, Callable[..., Any]]:
         "aten::empty_strided": empty_strided,
         "aten::as_strided": as_strided,
         "aten::as_strided_": as_strided_,
+        "aten::as_strided_scatter": as_strided_scatter,
         "aten::view": view,
         "aten::_unsafe_view": view,
         "aten::clone": clone,
         "aten::copy_": copy_,
         "aten::_copy_from": _copy_from,
+        "aten::_to_copy": to_copy,
         "aten::_local_scalar_dense": local_scalar_dense,
         "aten::equal": equal,
         "aten::resize_": resize_,

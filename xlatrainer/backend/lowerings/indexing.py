@@ -370,14 +370,6 @@ def diag_embed(self, offset=0, dim1=-2, dim2=-1):
     return _write_diagonal(jnp.zeros(sizes, self.dtype), self, offset, dim1, dim2)
 
 
-@lowering("as_strided_scatter")
-def as_strided_scatter(self, src, size, stride, storage_offset=None):
-    places = np.full(size, storage_offset or 0)
-    for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
-        places = places + (np.arange(length) * step).reshape([-1 if d == dim else 1 for d in range(len(size))])
-    return self.reshape(-1).at[places].set(src.astype(self.dtype)).reshape(self.shape)
-
-
 @lowering("unfold_backward")
 def unfold_backward(grad_in, input_sizes, dim, size, step):
     """Adds overlapping windows up: the transpose of reading them."""

@@ -342,8 +342,8 @@ def _distance(difference, p):
 
 @lowering("_cdist_backward", static=("p",))
 def cdist_backward(grad, x1, x2, p, cdist):
-    pulled = _distance_gradient(grad, x1[..., :, None, :] - x2[..., None, :, :], p, cdist)
-    return jnp.sum(pulled, -2)
+    pulled = jnp.sum(_distance_gradient(grad, x1[..., :, None, :] - x2[..., None, :, :], p, cdist), -2)
+    return pulled if pulled.size else jnp.zeros_like(x1)  # torch does not broadcast batches that hold nothing
 
 
 @lowering("_pdist_backward", static=("p",))

@@ -180,7 +180,16 @@ def xlogy(self, other):
 
 @pointwise("logaddexp", to="float")
 def logaddexp(self, other):
-    return jnp.logaddexp(self, other)
+    return complex_logaddexp(self, other) if jnp.iscomplexobj(self) else jnp.logaddexp(self, other)
+
+
+def complex_logaddexp(first, second):
+    """The branch of the logarithm is torch's: near the operand with the greater real part."""
+    greater = first.real >= second.real
+    high, low = jnp.where(greater, first, second), jnp.where(greater, second, first)
+    both_infinite = (high.real == low.real) & jnp.isinf(high.real)
+    plain = jnp.where(high.real < 0, low, jnp.log(jnp.exp(low) + jnp.exp(high)))
+    return jnp.where(both_infinite, plain, jnp.log1p(jnp.exp(low - high)) + high)
 
 
 @pointwise("logaddexp2", to="float")
@@ -200,6 +209,12 @@ def lcm(self, other):
 
 # functions of one operand
 
+
+def _erfinv(x):
+    """In float64: beside 1 XLA's float32 polynomial has lost digits that torch's result still has."""
+    return lax.erf_inv(x.astype(jnp.float64)).astype(x.dtype)
+
+
 _FLOAT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "acos": jnp.arccos,
     "acosh": jnp.arccosh,
@@ -212,7 +227,7 @@ _FLOAT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "deg2rad": jnp.deg2rad,
     "erf": lax.erf,
     "erfc": lax.erfc,
-    "erfinv": lax.erf_inv,
+    "erfinv": _erfinv,
     "exp": jnp.exp,
     "exp2": jnp.exp2,
     "expm1": jnp.expm1,

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from xlatrainer.backend.dtypes import compute_dtype, to_numpy
+from xlatrainer.backend.lowerings.pointwise import complex_logaddexp
 from xlatrainer.backend.lowerings.registry import lowering
 
 
@@ -305,7 +306,21 @@ def cumprod(self, dim, *, dtype=None, out_specs):
 
 @lowering("logcumsumexp", "_logcumsumexp", takes_specs=True)
 def logcumsumexp(self, dim, *, out_specs):
-    return _scan(lax.cumlogsumexp, self, dim, out_specs[0])
+    return _scan(_complex_cumlogsumexp if jnp.iscomplexobj(self) else lax.cumlogsumexp, self, dim, out_specs[0])
+
+
+def _complex_cumlogsumexp(array, axis):
+    """One after the other, since each sum's branch of the logarithm is near that of the one before."""
+    if not array.size:
+        return array
+    rows = jnp.moveaxis(array, axis, 0)
+
+    def add(total, row):
+        total = complex_logaddexp(row, total)
+        return total, total
+
+    _, sums = lax.scan(add, rows[0], rows[1:])
+    return jnp.moveaxis(jnp.concatenate([rows[:1], sums]), 0, axis)
 
 
 @lowering("cummax")

@@ -163,6 +163,7 @@ def _promoted(function: Callable[..., Any], overload: Any, to: str) -> Callable[
         result = function(*map(convert, args), **{name: convert(arg) for name, arg in kwargs.items()})
         return jax.lax.convert_element_type(result, to_numpy(out))
 
+    call.__module__ = function.__module__
     call.__qualname__ = getattr(function, "__qualname__", repr(function))
     call.__doc__ = function.__doc__
     return call
