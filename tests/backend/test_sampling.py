@@ -131,7 +131,7 @@ def test_every_number_of_a_range_is_as_likely() -> None:
 
 
 def test_permutations() -> None:
-    orders = torch.stack([torch.randperm(5, device="xla") for _ in range(300)]).cpu()
+    orders = torch.stack([torch.randperm(5, device="xla").cpu() for _ in range(300)])
     assert torch.equal(orders.sort(1).values, torch.arange(5).expand(300, 5))
     first = torch.bincount(orders[:, 0], minlength=5)
     assert float(((first - 60) ** 2 / 60).sum()) < 18.5  # 4 degrees of freedom, probability 0.001

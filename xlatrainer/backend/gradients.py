@@ -75,7 +75,7 @@ def _extreme(overload: Any) -> Callable[..., torch.Tensor]:
     def kernel(self: torch.Tensor) -> torch.Tensor:
         if _left_to_torch(self):
             return call_autograd_kernel(overload, self)
-        return _Extreme.apply(overload, self)  # type: ignore[no-untyped-call]
+        return _Extreme.apply(overload, self)
 
     return kernel
 
@@ -124,7 +124,7 @@ class _Prod(torch.autograd.Function):
 def _prod(overload: Any, self: torch.Tensor, args: tuple[Any, ...], dtype: torch.dtype | None) -> torch.Tensor:
     if not self.dim() or _left_to_torch(self):
         return call_autograd_kernel(overload, self, *args, dtype=dtype)
-    return _Prod.apply(overload, self, args, dtype)  # type: ignore[no-untyped-call]
+    return _Prod.apply(overload, self, args, dtype)
 
 
 def prod(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
