@@ -37,6 +37,12 @@ LAYERS = (
     # The device: what torch calls,
     Layer(("xlatrainer.backend",)),
     Layer(("xlatrainer.backend.kernels",)),
+    # steps without their Python,
+    Layer(("xlatrainer.backend.capture",)),
+    Layer(("xlatrainer.backend.replay.step",)),
+    Layer(("xlatrainer.backend.replay.plan",)),
+    Layer(("xlatrainer.backend.replay.observation",)),
+    Layer(("xlatrainer.backend.replay", "xlatrainer.backend.replay.optimizers", "xlatrainer.backend.replay.snapshot")),
     Layer(
         (
             "xlatrainer.backend.storage_kernels",
@@ -53,6 +59,7 @@ LAYERS = (
     # what a tensor is and how a trace runs, which do not know each other,
     Layer(("xlatrainer.backend.tensor", "xlatrainer.backend.executor")),
     Layer(("xlatrainer.backend.program",)),
+    Layer(("xlatrainer.backend.program_cache",)),
     Layer(("xlatrainer.backend.state", "xlatrainer.backend.shapes", "xlatrainer.backend.runtime")),
     # and plain functions and data; lowerings know nothing of nodes and traces.
     Layer(

@@ -36,7 +36,7 @@ def _recorded(name: str, function: Callable[..., Any], tensor: torch.Tensor, sha
             return tuple(function(operands[0]))
 
         specs = tuple(make_spec(tuple(shape), dtype) for shape, dtype in shapes)
-        operation = _operations[key] = Operation(name, lower, specs)
+        operation = _operations[key] = Operation(name, lower, specs, identity=repr((key, specs)))
     return state.trace.append((operation, state.trace.slot_of(value)))
 
 
@@ -59,7 +59,9 @@ def _cut(value: Value, length: int) -> torch.Tensor:
             return (operands[0][:length],)
 
         out = make_spec((length, *spec.shape[1:]), spec.dtype)
-        operation = _operations[key] = Operation("xla::cut", lower, (out,), detail=f"length={length}")
+        operation = _operations[key] = Operation(
+            "xla::cut", lower, (out,), detail=f"length={length}", identity=repr(key)
+        )
     return new_tensor(state.trace.append((operation, state.trace.slot_of(value)))[0])
 
 

@@ -205,6 +205,7 @@ class Recorder:
             num_ints=template.num_ints,
             random=self.lowering.random,
             detail=_detail(bound_args, bound_kwargs),
+            identity=repr((self.written, key)),
         )
         return _Call(operation, structure)
 

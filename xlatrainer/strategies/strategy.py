@@ -7,7 +7,7 @@ strategies can do (shard a model, skip a gradient's reduction) becomes a small i
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -48,6 +48,23 @@ class Strategy(ABC):
     @abstractmethod
     def end_step(self) -> None:
         """End a step: start whatever is still to be computed. Does not wait for it."""
+
+    def compiled(self, function: Callable[..., Any], state: dict[str, Any], name: str) -> Callable[..., Any]:
+        """`function` as a step of its own: calling it ends the step.
+
+        Args:
+            function: Records a step.
+            state: All that it reads and changes besides its arguments, by name: what a strategy that does without the
+                function's Python has to watch.
+            name: For messages.
+        """
+
+        def step(*args: Any) -> Any:
+            result = function(*args)
+            self.end_step()
+            return result
+
+        return step
 
     @abstractmethod
     def is_ready(self, tensor: Tensor) -> bool:

@@ -27,6 +27,7 @@ from xlatrainer.trainer.checkpoint import collect_state, read_checkpoint, restor
 from xlatrainer.trainer.logs import Logs
 from xlatrainer.trainer.losses import LossSpec, binary_threshold, resolve_loss
 from xlatrainer.trainer.modes import evaluating, training
+from xlatrainer.trainer.optimizer_state import initialize_state
 from xlatrainer.trainer.optimizers import OptimizerSpec, parameter_names, rebind_optimizer, resolve_optimizer
 from xlatrainer.trainer.predictions import Predictions
 from xlatrainer.trainer.steps import Outcome, eval_step, predict_step, split_batch, train_step
@@ -106,6 +107,14 @@ class Trainer:
         self._loss_mean = Mean("loss")
         for metric in [self._loss_mean, *self._metrics]:
             metric.to(self.strategy.device)
+        state = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "loss": self._loss_function,
+            "metrics": [self._loss_mean, *self._metrics],
+        }
+        self._training = self.strategy.compiled(self._record_training, state, "the training step")
+        self._testing = self.strategy.compiled(self._record_test, state, "the evaluation step")
         self.callbacks = list(callbacks)
         self.epoch = 0
         self.step = 0
@@ -125,9 +134,10 @@ class Trainer:
         """Train for some epochs.
 
         Each batch is one program on the device: forward, backward, update and metrics. It is compiled when a batch of
-        a new shape comes first, and again for the second batch of all, since the first one creates the optimizer's
-        state. **A last batch that is shorter is a shape of its own: one more program, compiled in the first epoch
-        only**, and it counts by its number of examples, so that the epoch's loss and metrics are those of all examples.
+        a new shape comes first. Once two batches in a row have done the same, the model's Python runs no more as long
+        as nothing that it can reach changes: see `xlatrainer.compile`. **A last batch that is shorter is a shape of its
+        own: one more program, compiled in the first epoch only**, and it counts by its number of examples, so that the
+        epoch's loss and metrics are those of all examples.
 
         Args:
             data: A DataLoader, a list of batches, or any other iterable of batches, gone through once an epoch. An
@@ -159,6 +169,7 @@ class Trainer:
             history = History()
             callbacks = [*callbacks, history]
         hooks = self._hooks(callbacks, verbose, epochs, batches)
+        initialize_state(self.optimizer)
         self.strategy.end_step()
         self.stop_training = False
         logs = Logs({}, self.strategy)
@@ -294,27 +305,24 @@ class Trainer:
         hooks.call("on_test_end", logs=logs)
         return logs
 
-    # Each step is recorded in a function of its own: what is still referred to when a step ends (a prediction, the
-    # graph of the loss) would be an output of its program, and be computed and kept for nobody.
+    # What a step computes and nobody needs (a prediction, the graph of the loss) must be gone when it ends, or it would
+    # be an output of its program: each step is recorded in a function of its own.
 
     def _train_batch(self, batch: Any) -> Logs:
-        values = self._record_training(batch)
-        self.strategy.end_step()
+        values, num_examples = self._training(self.strategy.to_device(batch))
+        self.step += 1
+        self.num_examples += num_examples
         return Logs(values, self.strategy)
 
-    def _record_training(self, batch: Any) -> dict[str, Tensor]:
-        outcome = train_step(self.model, self.optimizer, self._loss_function, self.strategy.to_device(batch))
-        self.step += 1
-        self.num_examples += outcome.num_examples
-        return self._record_metrics(outcome)
+    def _record_training(self, batch: Any) -> tuple[dict[str, Tensor], int]:
+        outcome = train_step(self.model, self.optimizer, self._loss_function, batch)
+        return self._record_metrics(outcome), outcome.num_examples
 
     def _test_batch(self, batch: Any) -> Logs:
-        values = self._record_test(batch)
-        self.strategy.end_step()
-        return Logs(values, self.strategy)
+        return Logs(self._testing(self.strategy.to_device(batch)), self.strategy)
 
     def _record_test(self, batch: Any) -> dict[str, Tensor]:
-        return self._record_metrics(eval_step(self.model, self._loss_function, self.strategy.to_device(batch)))
+        return self._record_metrics(eval_step(self.model, self._loss_function, batch))
 
     @torch.no_grad()
     def _record_metrics(self, outcome: Outcome) -> dict[str, Tensor]:

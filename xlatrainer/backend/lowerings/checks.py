@@ -16,7 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Check", "collecting", "first_failure", "holds", "index_in_range"]
+__all__ = ["FAILURE_SHAPE", "Check", "collecting", "first_failure", "holds", "index_in_range"]
+
+
+FAILURE_SHAPE = (2,)  # of what `first_failure` gives, int64
 
 
 @dataclass(frozen=True)
