@@ -166,6 +166,7 @@ WRONG: dict[str, tuple[Call, tuple[torch.Tensor, ...]]] = {
     "no values": (_put, (X, MASK, torch.zeros(0))),
     "negative repetition": (torch.repeat_interleave, (torch.tensor([1, -2, 3]),)),
     "repetition by floats": (torch.repeat_interleave, (torch.tensor([1.0]),)),
+    "repetition of many dims": (torch.repeat_interleave, (torch.ones(2, 2, dtype=torch.int64),)),
     "a mask of whole numbers": (torch.masked_select, (X, MASK.int())),
     "unique rows of nothing": (lambda x: torch.unique(x, dim=0), (torch.zeros(3, 0),)),
 }
