@@ -158,11 +158,11 @@ def test_a_changing_rate_compiles_nothing() -> None:
         assert x.grad is not None
         return (x.grad > 0).float().mean().item() - torch.empty(1000, device="xla").bernoulli_(p).mean().item()
 
-    rates = [kept(0.5)]
+    rates = [kept(0.4)]  # not the 0.5 that operators take when told nothing
     counters.reset()
     rates += [kept(p) for p in (0.1, 0.9)]
     assert counters.value("UncachedCompile") == 0
-    assert rates == pytest.approx([0, 0.8, -0.8], abs=0.1)
+    assert rates == pytest.approx([0.2, 0.8, -0.8], abs=0.1)
 
 
 def test_samples_without_replacement_are_different() -> None:
