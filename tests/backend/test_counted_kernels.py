@@ -63,6 +63,7 @@ def test_nonzero(tensor: torch.Tensor) -> None:
     _check(lambda x: torch.nonzero(x, out=torch.empty(0, dtype=torch.int64, device=x.device)), tensor, reads=once)
 
 
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
 def test_reading_by_a_mask() -> None:
     once = {"sync::index": 1}
     _check(_index, X, MASK, reads=once)
@@ -96,7 +97,7 @@ def test_writing_by_a_mask_reads_nothing() -> None:
     _check(lambda x, mask, v: x.index_put_((mask,), v, accumulate=True), X, MASK, torch.rand(selected), reads={})
     _check(lambda x, mask, v: x.index_put_((mask,), v, accumulate=True), MASK, ~MASK, torch.tensor(True), reads={})
     mixed = {"sync::index_put_": 1}
-    _check(lambda x, mask, at: x.index_put_((mask, at), x[0, 0]), X, ROWS, torch.tensor(1), reads=mixed)
+    _check(lambda x, mask, at: x.index_put_((mask, at), x[0, 0].clone()), X, ROWS, torch.tensor(1), reads=mixed)
 
 
 def test_masked_select() -> None:
@@ -165,6 +166,7 @@ WRONG: dict[str, tuple[Call, tuple[torch.Tensor, ...]]] = {
     "no values": (_put, (X, MASK, torch.zeros(0))),
     "negative repetition": (torch.repeat_interleave, (torch.tensor([1, -2, 3]),)),
     "repetition by floats": (torch.repeat_interleave, (torch.tensor([1.0]),)),
+    "repetition of many dims": (torch.repeat_interleave, (torch.ones(2, 2, dtype=torch.int64),)),
     "a mask of whole numbers": (torch.masked_select, (X, MASK.int())),
     "unique rows of nothing": (lambda x: torch.unique(x, dim=0), (torch.zeros(3, 0),)),
 }

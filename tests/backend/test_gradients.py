@@ -22,6 +22,10 @@ CALLS: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] =
     "prod in float64": (lambda x: x.prod(0, dtype=torch.float64), (ZEROS,)),
     "masked_fill": (lambda x, value: x.masked_fill(x > 1, value), (ZEROS, torch.tensor(2.0))),
     "masked_fill_": (lambda x, value: (x * 1).masked_fill_(x > 1, value), (ZEROS, torch.tensor(2.0))),
+    "index_fill_": (
+        lambda x, value: (x * 1).index_fill_(1, torch.tensor([0, 0, 2], device=x.device), value),
+        (ZEROS, torch.tensor(2.0)),
+    ),
     "index_fill": (
         lambda x, value: x.index_fill(1, torch.tensor([0, 0, 2], device=x.device), value),
         (ZEROS, torch.tensor(2.0)),
@@ -60,6 +64,8 @@ def test_second_gradients(inputs: torch.Tensor) -> None:
     torch.testing.assert_close(second(inputs.to("xla")).cpu(), second(inputs))
 
 
+# torch compiles decompositions of its own when forward-mode differentiation is used for the first time.
+@pytest.mark.filterwarnings("ignore:.torch.jit")
 def test_function_transforms() -> None:
     x = torch.rand(3, 4)
     for transform in (
@@ -71,6 +77,7 @@ def test_function_transforms() -> None:
         torch.testing.assert_close(transform(x.to("xla")).cpu(), transform(x))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit")
 def test_forward_mode() -> None:
     def tangent(x: torch.Tensor) -> torch.Tensor:
         with torch.autograd.forward_ad.dual_level():

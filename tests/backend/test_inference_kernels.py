@@ -19,7 +19,7 @@ def _fallbacks() -> list[str]:
 
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("masks", ["none", "padding", "causal", "both"])
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True", "ignore:The PyTorch API of nested tensors")
 def test_transformer_encoder(masks: str, norm_first: bool) -> None:
     """What stands at padded places is nobody's business: torch has zeros there where it makes nested tensors."""
     activation = "gelu" if norm_first else "relu"

@@ -247,11 +247,12 @@ def with_output_size(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """`kernel` of `repeat_interleave.Tensor`, which must be told the length of its result, for calls that do not."""
 
     def sized(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
-        if repeats.dim() != 1 or repeats.dtype not in (torch.int32, torch.int64):
+        if repeats.dim() != 1:
             raise RuntimeError(
-                f"repeat_interleave only accepts a 1-d tensor of int32 or int64 as repeats, got {repeats.dtype}"
-                f"{list(repeats.shape)}"
+                f"repeat_interleave only accepts a 1-d tensor of repeats, got shape {list(repeats.shape)}"
             )
+        if repeats.dtype is torch.bool or repeats.is_floating_point() or repeats.is_complex():
+            raise NotImplementedError(f"repeat_interleave is not implemented for repeats of {repeats.dtype}")
         if output_size is None:
             output_size = _sum_of(repeats)
         return kernel(repeats, output_size=output_size)

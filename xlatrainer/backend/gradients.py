@@ -34,6 +34,12 @@ def masked_fill(self: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> 
     return torch.where(mask, value.to(self), self)
 
 
+def masked_fill_(self: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    if not _wants_gradient(value) or value.dim():
+        return call_autograd_kernel(aten.masked_fill_.Tensor, self, mask, value)
+    return self.copy_(torch.where(mask, value.to(self), self))
+
+
 def index_fill(self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """torch adds up the gradients of the rows that were filled, each once: it looks for the unique indices."""
     if not _wants_gradient(value) or value.dim() or not self.dim():
@@ -41,6 +47,12 @@ def index_fill(self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.T
     filled = torch.zeros(self.shape[dim], dtype=torch.bool, device=self.device).index_fill(0, index, True)
     shape = [-1 if d == dim % self.dim() else 1 for d in range(self.dim())]
     return torch.where(filled.view(shape), value.to(self), self)
+
+
+def index_fill_(self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    if not _wants_gradient(value) or value.dim() or not self.dim():
+        return call_autograd_kernel(aten.index_fill_.int_Tensor, self, dim, index, value)
+    return self.copy_(index_fill(self, dim, index, value))
 
 
 class _Extreme(torch.autograd.Function):
@@ -129,7 +141,9 @@ def prod_dim_int(
 GRADIENTS: dict[str, Callable[..., Any]] = {
     **{name: _extreme(getattr(aten, name).default) for name in ("max", "min", "median", "nanmedian")},
     "index_fill.int_Tensor": index_fill,
+    "index_fill_.int_Tensor": index_fill_,
     "masked_fill.Tensor": masked_fill,
+    "masked_fill_.Tensor": masked_fill_,
     "prod": prod,
     "prod.dim_int": prod_dim_int,
 }

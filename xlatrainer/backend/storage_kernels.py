@@ -93,6 +93,16 @@ def empty_strided(
     return _laid_out(tuple(size), dtype or torch.get_default_dtype(), tuple(stride))
 
 
+def new_zeros_with_same_feature_meta(
+    self: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0
+) -> torch.Tensor:
+    """A tangent laid out like its tensor. torch's own asks the storage for its size, which is empty here."""
+    shape = tuple(other.shape)
+    if self_num_batch_dims:
+        return empty_tensor((*self.shape[:self_num_batch_dims], *shape), other.dtype)
+    return _laid_out(shape, other.dtype, other.stride())
+
+
 def _mark_viewed(tensor: torch.Tensor) -> None:
     storage_data(tensor).viewed = True
 
@@ -328,6 +338,7 @@ def kernels() -> dict[str, Callable[..., Any]]:
     table: dict[str, Callable[..., Any]] = {
         "aten::empty.memory_format": empty,
         "aten::empty_strided": empty_strided,
+        "aten::_new_zeros_with_same_feature_meta": new_zeros_with_same_feature_meta,
         "aten::as_strided": as_strided,
         "aten::as_strided_": as_strided_,
         "aten::as_strided_scatter": as_strided_scatter,
