@@ -37,6 +37,7 @@ LAYERS = (
     # The device: what torch calls,
     Layer(("xlatrainer.backend",)),
     Layer(("xlatrainer.backend.kernels",)),
+    Layer(("xlatrainer.backend.writing",)),
     Layer(
         (
             "xlatrainer.backend.storage_kernels",
@@ -46,9 +47,16 @@ LAYERS = (
             "xlatrainer.backend.device_module",
         )
     ),
-    Layer(("xlatrainer.backend.recorder", "xlatrainer.backend.transfer", "xlatrainer.backend.random")),
+    Layer(
+        (
+            "xlatrainer.backend.recorder",
+            "xlatrainer.backend.transfer",
+            "xlatrainer.backend.random",
+            "xlatrainer.backend.overlap",
+        )
+    ),
     # what a tensor is and how a trace runs, which do not know each other,
-    Layer(("xlatrainer.backend.tensor", "xlatrainer.backend.executor")),
+    Layer(("xlatrainer.backend.tensor", "xlatrainer.backend.executor", "xlatrainer.backend.cpu_errors")),
     Layer(("xlatrainer.backend.program",)),
     Layer(("xlatrainer.backend.state", "xlatrainer.backend.shapes", "xlatrainer.backend.runtime")),
     # and plain functions and data; lowerings know nothing of nodes and traces.

@@ -12,6 +12,7 @@ import torch
 from xlatrainer import config
 from xlatrainer.backend import counters
 from xlatrainer.backend._private_api import tree_map
+from xlatrainer.backend.overlap import check_outs, plain_tensors
 from xlatrainer.backend.recorder import not_on_device
 from xlatrainer.backend.schema import signature
 from xlatrainer.backend.source import user_line
@@ -63,6 +64,7 @@ def run_on_cpu(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 originals[id(item)] = item
             return copies[id(item)]
 
+        _check_memory(overload, args, kwargs)
         cpu_args, cpu_kwargs = tree_map(to_cpu, (args, kwargs))
         result = overload(*cpu_args, **cpu_kwargs)
         _write_back(overload, args, kwargs, copies)
@@ -74,6 +76,14 @@ def run_on_cpu(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             return back[id(item)] if id(item) in back else new_tensor(from_host(item))
 
         return tree_map(to_xla, result)
+
+
+def _check_memory(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The copies do not share memory as the tensors on the device do, so the CPU would not tell."""
+    given = _given(overload, args, kwargs)
+    names = signature(overload).written
+    written = [tensor for tensor in plain_tensors([given.get(name) for name in names]) if tensor.device.type == "xla"]
+    check_outs(overload.name(), written, [arg for name, arg in given.items() if name not in names])
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ lowering bound.
 
 All calls must be made with `state.lock` held.
 
-May import: ir, state, tensor, shapes, lowerings.registry, schema, dtypes.
+May import: ir, state, tensor, shapes, cpu_errors, lowerings.registry, schema, dtypes.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,12 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from xlatrainer.backend.cpu_errors import infer_or_refuse
 from xlatrainer.backend.dtypes import number_dtype, opmath, to_numpy
 from xlatrainer.backend.ir import Operation, Spec, Value, make_spec
 from xlatrainer.backend.lowerings.registry import Lowering, Number
 from xlatrainer.backend.schema import lifted_positions
-from xlatrainer.backend.shapes import infer, meta_tensor
+from xlatrainer.backend.shapes import as_meta
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import convert_array, value_of
 from xlatrainer.errors import LoweringError
@@ -91,6 +92,7 @@ class Recorder:
         self.names = [argument.name for argument in overload._schema.arguments]
         self.lifted = lifted_positions(overload, lowering.static)
         self.calls: dict[tuple[Any, ...], _Call] = {}
+        self.saw_view = False  # in the last call, among the tensors that were arguments by position
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Value], Any]:
         """Record the call; returns its values and the structure of the results (see `_Call`)."""
@@ -98,6 +100,7 @@ class Recorder:
         slots: list[Any] = [None]
         key: list[Any] = [_default_dtype()]
         numbers: list[Any] = []
+        self.saw_view = False
         for position, arg in enumerate(args):
             kind = arg.__class__
             if kind is _Tensor or kind is _Parameter:
@@ -108,6 +111,7 @@ class Recorder:
                     continue
                 value = data.value
                 if data.viewed or value is None:
+                    self.saw_view = True
                     value = value_of(arg)
                 slots.append(value.slot if value.trace is trace else trace.slot_of(value))
                 key.append(value.spec)
@@ -182,9 +186,9 @@ class Recorder:
         template = _Template(self.lifted)
         bound_args = tuple(template.bind(arg, position) for position, arg in enumerate(args))
         bound_kwargs = {name: template.bind(arg, name) for name, arg in kwargs.items()}
-        meta_args = tuple(_meta(arg) for arg in args)
-        meta_kwargs = {name: _meta(arg) for name, arg in kwargs.items()}
-        result = infer(self.overload, meta_args, meta_kwargs)
+        meta_args = tuple(as_meta(arg) for arg in args)
+        meta_kwargs = {name: as_meta(arg) for name, arg in kwargs.items()}
+        result = infer_or_refuse(self.overload, meta_args, meta_kwargs)
         if self.written:
             named = {**dict(zip(self.names, meta_args, strict=False)), **meta_kwargs}
             result = _specs_of([named[name] for name in self.written])
@@ -310,16 +314,6 @@ class _Lower:
                 )
             checked.append(array)
         return checked
-
-
-def _meta(arg: Any) -> Any:
-    if isinstance(arg, _Tensor):
-        if arg.device.type != "xla":
-            return arg
-        return meta_tensor(make_spec(tuple(arg.shape), arg.dtype))
-    if isinstance(arg, list | tuple):
-        return [_meta(item) for item in arg]
-    return arg
 
 
 def _specs_of(written: list[Any]) -> Any:

@@ -11,6 +11,7 @@ import torch
 
 from xlatrainer.backend._private_api import alias_as_strided, alias_view, call_composite_kernel, call_meta_kernel
 from xlatrainer.backend.ir import make_spec
+from xlatrainer.backend.overlap import check_written
 from xlatrainer.backend.recorder import check_device, not_on_device
 from xlatrainer.backend.state import state
 from xlatrainer.backend.strided import Geometry, contiguous_strides, extent
@@ -188,6 +189,8 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     if self.device.type == "xla":
         with state.lock:
+            if storage_data(self).viewed:
+                check_written("aten::copy_", self, (src,))
             if src.device.type == "xla":
                 value = value_of(src)
             elif src.device.type == "cpu":

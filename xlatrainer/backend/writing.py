@@ -1,0 +1,64 @@
+"""What an operator does with its `out=` arguments, by torch's rules.
+
+One of another shape is resized, with a warning where it had elements. One of another dtype takes the result converted,
+or the call is refused: operator by operator, as on the CPU. So are memory that cannot be written and other devices.
+
+May import: cpu_errors, overlap, recorder, storage_kernels, tensor, ir.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xlatrainer.backend import storage_kernels
+from xlatrainer.backend.cpu_errors import refuse_alias
+from xlatrainer.backend.ir import Value
+from xlatrainer.backend.overlap import check_outs
+from xlatrainer.backend.recorder import not_on_device
+from xlatrainer.backend.tensor import assign
+
+__all__ = ["check_devices", "check_memory", "takes_dtype_of_out", "write_out"]
+
+# These compute in the dtype of their out= argument if they are told no other.
+_IN_DTYPE_OF_OUT = frozenset({"aten::sum", "aten::nansum", "aten::prod", "aten::mean", "aten::cumsum", "aten::cumprod"})
+
+# These resize without a word.
+_SILENT = frozenset({"aten::addbmm", "aten::linspace", "aten::logspace"})
+
+
+def check_devices(overload: Any, targets: Sequence[torch.Tensor]) -> None:
+    """Raise `RuntimeError` where an `out=` argument is on another device."""
+    for target in targets:
+        if target.device.type != "xla":
+            raise not_on_device(overload.name(), "out", target)
+
+
+def check_memory(overload: Any, outs: dict[str, Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise `RuntimeError` where `out=` arguments must not be written: their own memory, or that of an input."""
+    same = check_outs(overload.name(), [*outs.values()], [*args, *kwargs.values()])
+    if same:
+        refuse_alias(overload, args, kwargs, outs, same)
+
+
+def takes_dtype_of_out(overload: Any, kwargs: dict[str, Any]) -> bool:
+    """True if the call computes in the dtype of its `out=` argument."""
+    return overload._schema.name in _IN_DTYPE_OF_OUT and kwargs.get("dtype") is None
+
+
+def write_out(name: str, out: torch.Tensor, value: Value) -> None:
+    """Make `value` what `out` holds, resized if it must be and converted to its dtype."""
+    spec = value.spec
+    if tuple(out.shape) != spec.shape:
+        if math.prod(out.shape) and name.partition(".")[0] not in _SILENT:
+            warnings.warn(
+                f"An output with one or more elements was resized since it had shape {list(out.shape)}, which "
+                f"does not match the required output shape {list(spec.shape)} (out= of {name}). Resize it "
+                "first: `out.resize_(0)`",
+                UserWarning,
+                stacklevel=2,
+            )
+        storage_kernels.resize_(out, spec.shape)
+    assign(out, value)
