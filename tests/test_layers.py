@@ -58,7 +58,14 @@ LAYERS = (
     # what a tensor is and how a trace runs, which do not know each other,
     Layer(("xlatrainer.backend.tensor", "xlatrainer.backend.executor", "xlatrainer.backend.cpu_errors")),
     Layer(("xlatrainer.backend.program",)),
-    Layer(("xlatrainer.backend.state", "xlatrainer.backend.shapes", "xlatrainer.backend.runtime")),
+    Layer(
+        (
+            "xlatrainer.backend.state",
+            "xlatrainer.backend.shapes",
+            "xlatrainer.backend.argument_checks",
+            "xlatrainer.backend.runtime",
+        )
+    ),
     # and plain functions and data; lowerings know nothing of nodes and traces.
     Layer(
         (

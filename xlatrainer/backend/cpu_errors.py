@@ -8,7 +8,7 @@ our own making, when a call of a new kind is recorded; a call that was recorded 
 - Where the meta kernel raises, the call fails with the CPU's own error, if the CPU has one.
 - Other errors of the trial calls count for nothing: they may come from the data or the shapes that were made up.
 
-May import: torch, ir, shapes, _private_api.
+May import: torch, argument_checks, ir, shapes, _private_api.
 """
 
 import re
@@ -19,17 +19,20 @@ from typing import Any
 import torch
 
 from xlatrainer.backend._private_api import has_kernel
+from xlatrainer.backend.argument_checks import check_arguments
 from xlatrainer.backend.ir import Spec, make_spec
 from xlatrainer.backend.shapes import as_meta, infer, meta_tensor
 
 __all__ = ["infer_or_refuse", "refuse_alias", "refuse_out_dtype"]
 
-_MAX_ELEMENTS = 4096  # of a trial call, what it takes and gives together
+_MAX_ELEMENTS = 2**14  # of a trial call, what it takes and gives together
 _MAX_ELEMENTS_OF_A_WRONG_CALL = 2**20  # that is never repeated
-_LENGTHS = (2, 8)  # to which dims of large tensors are cut; the second for kernels and groups that want more than two
+_LENGTHS = (2, 3, 5)  # to which dims of large tensors are cut; a window or a coordinate may want more than two
 
 # What CPU kernels say of a dtype. Anything else may be about shapes or data.
-_ABOUT_DTYPES = re.compile(r"not implemented|support|dtype|scalar type|complex|result type|type promotion|integer|bool")
+_ABOUT_DTYPES = re.compile(
+    r"not implemented|support|dtype|scalar type|complex|result type|integer|bool|both inputs to be"
+)
 
 # The CPU refuses half precision here, torch's CUDA kernels do not: models are trained in half precision on GPU and TPU.
 _HALF_OPERATORS = """
@@ -52,6 +55,7 @@ def infer_or_refuse(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         if _can_ask(overload) and _elements(_tensors((args, kwargs))) <= _MAX_ELEMENTS_OF_A_WRONG_CALL:
             _run(overload, args, kwargs)
         raise
+    check_arguments(overload, args, kwargs)
     if _can_ask(overload):
         error = _dtype_error(overload, args, kwargs, result)
         if error is not None:

@@ -229,9 +229,11 @@ def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
 def resize_(
     self: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
 ) -> torch.Tensor:
-    """Like torch: the storage grows if it must, what is in it stays."""
+    """Like torch: the storage grows if it must, what is in it stays; of the same size a tensor keeps its strides."""
+    shape = tuple(size)
+    if shape == tuple(self.shape) and memory_format in (None, torch.preserve_format):
+        return self
     with state.lock:
-        shape = tuple(size)
         data = storage_data(self)
         whole = data.spec if data.value is None else data.value.spec
         offset = int(self.storage_offset())
