@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+import xlatrainer as xla
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch's test helpers speak of optional packages that we do not use
     from torch.testing._internal.common_methods_invocations import op_db
@@ -46,7 +48,7 @@ class Mirror:
 
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.device):
-            return torch.device("xla") if leaf.type == "cpu" else leaf
+            return xla.device() if leaf.type == "cpu" else leaf
         if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu":
             return leaf
         if id(leaf) not in self.copies:
@@ -57,15 +59,15 @@ class Mirror:
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.detach()
         if tensor.is_conj() or tensor.is_neg() or not tensor.numel():
-            return tensor.to("xla")
+            return tensor.to(xla.device())
         storage = tensor.untyped_storage()
         key = storage.data_ptr()
         if key not in self.storages:
             whole = torch.empty(0, dtype=tensor.dtype).set_(storage)
             if whole.numel() == tensor.numel() and tensor.is_contiguous():
-                self.storages[key] = tensor.to("xla")
+                self.storages[key] = tensor.to(xla.device())
                 return self.storages[key].detach()
-            self.storages[key] = whole.to("xla")
+            self.storages[key] = whole.to(xla.device())
         return self.storages[key].as_strided(tensor.size(), tensor.stride(), int(tensor.storage_offset())).detach()
 
 

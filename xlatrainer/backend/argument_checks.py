@@ -6,12 +6,13 @@ shapes are inferred, once for each kind of call.
 May import: torch.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["check_arguments"]
+__all__ = ["Limits", "check_arguments", "check_numbers", "limits_of_numbers"]
 
 
 def _convolution(
@@ -73,6 +74,11 @@ def _segment_reduce(data: torch.Tensor, reduce: str, **options: Any) -> None:
         raise NotImplementedError(f"aten::segment_reduce is not implemented for {data.dtype}")
 
 
+def _pow(self: torch.Tensor, exponent: Any) -> None:
+    if isinstance(exponent, int) and not self.is_floating_point() and not self.is_complex():
+        check_numbers(_limits(torch.result_type(self, exponent)), [exponent])
+
+
 _CHECKS: dict[str, Callable[..., None]] = {
     "aten::_histogramdd_bin_edges": _histogramdd,
     "aten::_histogramdd_from_bin_cts": _histogramdd,
@@ -83,6 +89,7 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten::convolution": _convolution,
     "aten::index_add": _index_add,
     "aten::index_add_": _index_add,
+    "aten::pow.Tensor_Scalar": _pow,
     "aten::segment_reduce": _segment_reduce,
 }
 
@@ -92,3 +99,51 @@ def check_arguments(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) 
     check = _CHECKS.get(overload.name())
     if check is not None:
         check(*args, **kwargs)
+
+
+class Limits(NamedTuple):
+    """What a number may be that is converted to `dtype`."""
+
+    low: float
+    high: float
+    dtype: torch.dtype
+
+
+# These convert their numbers to the dtype of the result, and refuse what it cannot hold.
+_CONVERTING = """
+    clamp clamp_max clamp_min constant_pad_nd fill full full_like index_fill masked_fill new_full scalar_tensor scatter
+    where
+    """
+_CONVERTS = frozenset(f"aten::{name}" for name in _CONVERTING.split())
+
+_C_TYPES = {
+    torch.int8: "int8_t", torch.int16: "int16_t", torch.int32: "int", torch.int64: "int64_t", torch.uint8: "uint8_t",
+    torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16", torch.float32: "float",
+}  # fmt: skip
+
+
+def _limits(dtype: torch.dtype) -> Limits | None:
+    if dtype not in _C_TYPES:
+        return None
+    if dtype.is_floating_point:
+        high = torch.finfo(dtype).max
+        return Limits(-high, high, dtype)
+    whole = torch.iinfo(dtype)
+    return Limits(whole.min if whole.min else -whole.max, whole.max, dtype)  # -1 of an unsigned type is its largest
+
+
+def limits_of_numbers(overload: Any, dtype: torch.dtype) -> Limits | None:
+    """What Python numbers an operator with a result of `dtype` takes; None for any."""
+    return _limits(dtype) if overload._schema.name.removesuffix("_") in _CONVERTS else None
+
+
+def check_numbers(limits: Limits | None, numbers: Sequence[float]) -> None:
+    """Raise `RuntimeError` for a number that is not within the limits; infinities and nan are."""
+    if limits is None:
+        return
+    for number in numbers:
+        if (number < limits.low or number > limits.high) and not math.isinf(number):
+            raise RuntimeError(
+                f"value cannot be converted to type {_C_TYPES[limits.dtype]} without overflow: {number} does not fit in "
+                f"{limits.dtype}"
+            )

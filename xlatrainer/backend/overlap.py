@@ -16,10 +16,9 @@ from xlatrainer.backend.tensor import storage_data
 
 __all__ = ["check_outs", "check_written", "plain_tensors"]
 
-# These write tensors whose elements share memory; torch only warns of it.
-_WRITES_EXPANDED = frozenset(
-    f"aten::{name}_" for name in ("index_put", "_index_put_impl", "masked_fill", "masked_scatter", "index_fill")
-)
+# These write the same everywhere, or only warn.
+_EXPANDED = "fill_ zero_ tril_ triu_ masked_fill_ index_fill_ index_put_ _index_put_impl_"
+_WRITES_EXPANDED = frozenset(f"aten::{name}" for name in _EXPANDED.split())
 
 _WITHIN = "more than one element of the written-to tensor refers to a single memory location"
 _WITH_INPUT = "some elements of the input tensor and the written-to tensor refer to a single memory location"

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from xlatrainer.backend.argument_checks import Limits, check_numbers, limits_of_numbers
 from xlatrainer.backend.cpu_errors import infer_or_refuse
 from xlatrainer.backend.dtypes import number_dtype, opmath, to_numpy
 from xlatrainer.backend.ir import Operation, Spec, Value, make_spec
@@ -49,10 +50,14 @@ class _NumberSlot(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """An operation and the structure of its results: None for one tensor, else one entry each, False for a None."""
+    """An operation and the structure of its results: None for one tensor, else one entry each, False for a None.
+
+    `limits` is what its lifted numbers may be, None for any.
+    """
 
     operation: Operation
     structure: tuple[Any, ...] | None
+    limits: Limits | None
 
 
 _Parameter = torch.nn.Parameter
@@ -129,6 +134,8 @@ class Recorder:
         if call is None:
             call = self.calls[token] = self._build(args, kwargs, key)
         if numbers:
+            if call.limits is not None:
+                check_numbers(call.limits, numbers)
             for number in numbers:
                 (trace.ints if number.__class__ is int else trace.floats).append(number)
         slots[0] = call.operation
@@ -210,7 +217,7 @@ class Recorder:
             random=self.lowering.random,
             detail=_detail(bound_args, bound_kwargs),
         )
-        return _Call(operation, structure)
+        return _Call(operation, structure, limits_of_numbers(self.overload, specs[0].dtype) if specs else None)
 
 
 class _Template:
