@@ -144,6 +144,6 @@ def check_numbers(limits: Limits | None, numbers: Sequence[float]) -> None:
     for number in numbers:
         if (number < limits.low or number > limits.high) and not math.isinf(number):
             raise RuntimeError(
-                f"value cannot be converted to type {_C_TYPES[limits.dtype]} without overflow: {number} does not fit in "
+                f"value cannot be converted to type {_C_TYPES[limits.dtype]} without overflow: {number} is not in "
                 f"{limits.dtype}"
             )

@@ -10,7 +10,7 @@ import torch
 from jax import lax
 
 from xlatrainer.backend.dtypes import to_numpy
-from xlatrainer.backend.lowerings.checks import holds
+from xlatrainer.backend.lowerings.checks import holds, index_in_range
 from xlatrainer.backend.lowerings.registry import lowering
 
 _PRECISIONS = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
@@ -281,6 +281,8 @@ def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
     lower, upper = _unpacked(LU_data) if unpack_data else (empty, empty)
     if not unpack_pivots:
         return empty, lower, upper
+    message = f"pivots passed to lu_unpack must be between 1 and LU.size(-2) = {LU_data.shape[-2]} inclusive, but got {{value}}"
+    index_in_range(LU_pivots - 1, LU_data.shape[-2], RuntimeError, message)
     return _permutation_matrix(_permutation(LU_pivots, LU_data.shape[-2]), LU_data.dtype), lower, upper
 
 
