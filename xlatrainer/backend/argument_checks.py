@@ -7,12 +7,13 @@ May import: torch.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Limits", "check_arguments", "check_numbers", "limits_of_numbers"]
+__all__ = ["check_arguments", "number_check"]
 
 
 def _convolution(
@@ -76,7 +77,23 @@ def _segment_reduce(data: torch.Tensor, reduce: str, **options: Any) -> None:
 
 def _pow(self: torch.Tensor, exponent: Any) -> None:
     if isinstance(exponent, int) and not self.is_floating_point() and not self.is_complex():
-        check_numbers(_limits(torch.result_type(self, exponent)), [exponent])
+        _check_limits(_limits(torch.result_type(self, exponent)), [exponent])
+
+
+def _random_bounds(self: Any, first: Any = 0, last: Any = None, *rest: Any, **options: Any) -> None:
+    """`random_` and, without `self`, `randint`."""
+    low, high = (0, first) if last is None else (first, last)
+    if low >= high:
+        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
+
+
+def _randint(*bounds_and_size: Any, **options: Any) -> None:
+    _random_bounds(None, *bounds_and_size[:-1])
+
+
+def _randint_like(self: torch.Tensor, *bounds: Any, **options: Any) -> None:
+    if not any(isinstance(bound, torch.Tensor) for bound in bounds):
+        _random_bounds(self, *bounds)
 
 
 _CHECKS: dict[str, Callable[..., None]] = {
@@ -90,6 +107,12 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten::index_add": _index_add,
     "aten::index_add_": _index_add,
     "aten::pow.Tensor_Scalar": _pow,
+    "aten::randint": _randint,
+    "aten::randint.low": _randint,
+    "aten::randint_like": _randint_like,
+    "aten::randint_like.low_dtype": _randint_like,
+    "aten::random_.from": _random_bounds,
+    "aten::random_.to": _random_bounds,
     "aten::segment_reduce": _segment_reduce,
 }
 
@@ -101,7 +124,7 @@ def check_arguments(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) 
         check(*args, **kwargs)
 
 
-class Limits(NamedTuple):
+class _Limits(NamedTuple):
     """What a number may be that is converted to `dtype`."""
 
     low: float
@@ -122,22 +145,82 @@ _C_TYPES = {
 }  # fmt: skip
 
 
-def _limits(dtype: torch.dtype) -> Limits | None:
+def _limits(dtype: torch.dtype) -> _Limits | None:
     if dtype not in _C_TYPES:
         return None
     if dtype.is_floating_point:
         high = torch.finfo(dtype).max
-        return Limits(-high, high, dtype)
+        return _Limits(-high, high, dtype)
     whole = torch.iinfo(dtype)
-    return Limits(whole.min if whole.min else -whole.max, whole.max, dtype)  # -1 of an unsigned type is its largest
+    return _Limits(whole.min if whole.min else -whole.max, whole.max, dtype)  # -1 of an unsigned type is its largest
 
 
-def limits_of_numbers(overload: Any, dtype: torch.dtype) -> Limits | None:
-    """What Python numbers an operator with a result of `dtype` takes; None for any."""
-    return _limits(dtype) if overload._schema.name.removesuffix("_") in _CONVERTS else None
+class _Rule(NamedTuple):
+    """What must hold of some of an operator's numbers; `message` is formatted with them."""
+
+    arguments: tuple[str, ...]
+    holds: Callable[..., bool]
+    message: str
 
 
-def check_numbers(limits: Limits | None, numbers: Sequence[float]) -> None:
+_RULES = {
+    "aten::bernoulli": _Rule(("p",), lambda p: 0 <= p <= 1, "bernoulli_ expects p to be in [0, 1], but got p={}"),
+    "aten::cauchy": _Rule(("sigma",), lambda s: s > 0, "cauchy_ expects sigma > 0.0, but found sigma={}"),
+    "aten::exponential": _Rule(("lambd",), lambda v: v > 0, "exponential_ expects lambda > 0.0, but found lambda={}"),
+    "aten::geometric": _Rule(("p",), lambda p: 0 < p < 1, "geometric_ expects p to be in (0, 1), but got p={}"),
+    "aten::huber_loss": _Rule(
+        ("delta",), lambda d: d > 0, "huber_loss does not support non-positive values for delta, but got {}"
+    ),
+    "aten::log_normal": _Rule(("std",), lambda s: s > 0, "log_normal_ expects std > 0.0, but found std={}"),
+    "aten::normal": _Rule(("std",), lambda s: s >= 0, "normal expects std >= 0.0, but found std {}"),
+    "aten::renorm": _Rule(("maxnorm",), lambda m: m >= 0, "renorm: expected maxnorm to be >= 0 but got {}"),
+    "aten::smooth_l1_loss": _Rule(
+        ("beta",), lambda b: b >= 0, "smooth_l1_loss does not support negative values for beta, but got {}"
+    ),
+    "aten::softshrink": _Rule(("lambd",), lambda v: v >= 0, "lambda must be greater or equal to 0, but found to be {}"),
+    "aten::uniform": _Rule(
+        ("from", "to"),
+        lambda low, high: low <= high,
+        "uniform_ expects to return a [from, to) range, but found from={} > to={}",
+    ),
+}
+
+
+def number_check(
+    overload: Any, dtype: torch.dtype, numbers: dict[str, float], lifted: Collection[Any]
+) -> Callable[[Sequence[float]], None] | None:
+    """What to call with the lifted numbers of each call of an operator; None for nothing.
+
+    Args:
+        overload: the operator.
+        dtype: of its (first) result.
+        numbers: the Python numbers of this call by argument, in order.
+        lifted: the arguments that may be other numbers in other calls of this kind; the rest is checked now.
+    """
+    base = overload._schema.name.removesuffix("_")
+    limits = _limits(dtype) if base in _CONVERTS else None
+    if limits is not None:
+        return partial(_check_limits, limits)
+    rule = _RULES.get(base)
+    if rule is None:
+        return None
+    names = [name for name in numbers if name in lifted]
+    constants = {argument.name: argument.default_value for argument in overload._schema.arguments} | numbers
+    sources = [names.index(name) if name in names else float(constants[name]) for name in rule.arguments]
+    if any(isinstance(source, int) for source in sources):
+        return partial(_check_rule, rule, sources)
+    _check_rule(rule, sources, ())
+    return None
+
+
+def _check_rule(rule: _Rule, sources: Sequence[int | float], numbers: Sequence[float]) -> None:
+    """Each source is a position among the numbers (an int), or a constant (a float)."""
+    given = [numbers[source] if isinstance(source, int) else source for source in sources]
+    if not rule.holds(*given):
+        raise RuntimeError(rule.message.format(*given))
+
+
+def _check_limits(limits: _Limits | None, numbers: Sequence[float]) -> None:
     """Raise `RuntimeError` for a number that is not within the limits; infinities and nan are."""
     if limits is None:
         return

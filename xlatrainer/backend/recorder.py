@@ -10,14 +10,14 @@ All calls must be made with `state.lock` held.
 May import: ir, state, tensor, shapes, cpu_errors, lowerings.registry, schema, dtypes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import torch
 
-from xlatrainer.backend.argument_checks import Limits, check_numbers, limits_of_numbers
+from xlatrainer.backend.argument_checks import number_check
 from xlatrainer.backend.cpu_errors import infer_or_refuse
 from xlatrainer.backend.dtypes import number_dtype, opmath, to_numpy
 from xlatrainer.backend.ir import Operation, Spec, Value, make_spec
@@ -52,12 +52,12 @@ class _NumberSlot(NamedTuple):
 class _Call(NamedTuple):
     """An operation and the structure of its results: None for one tensor, else one entry each, False for a None.
 
-    `limits` is what its lifted numbers may be, None for any.
+    `check` is called with the lifted numbers of each call, if they can be wrong.
     """
 
     operation: Operation
     structure: tuple[Any, ...] | None
-    limits: Limits | None
+    check: Callable[[Sequence[float]], None] | None
 
 
 _Parameter = torch.nn.Parameter
@@ -134,8 +134,8 @@ class Recorder:
         if call is None:
             call = self.calls[token] = self._build(args, kwargs, key)
         if numbers:
-            if call.limits is not None:
-                check_numbers(call.limits, numbers)
+            if call.check is not None:
+                call.check(numbers)
             for number in numbers:
                 (trace.ints if number.__class__ is int else trace.floats).append(number)
         slots[0] = call.operation
@@ -217,7 +217,15 @@ class Recorder:
             random=self.lowering.random,
             detail=_detail(bound_args, bound_kwargs),
         )
-        return _Call(operation, structure, limits_of_numbers(self.overload, specs[0].dtype) if specs else None)
+        return _Call(operation, structure, self._number_check(specs, args, kwargs))
+
+    def _number_check(self, specs: tuple[Spec, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `_Call.check` is for these arguments."""
+        if not specs:
+            return None
+        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        numbers = {name: arg for name, arg in given.items() if arg.__class__ in (int, float)}
+        return number_check(self.overload, specs[0].dtype, numbers, self.lifted)
 
 
 class _Template:

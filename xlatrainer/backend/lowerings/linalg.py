@@ -281,8 +281,9 @@ def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
     lower, upper = _unpacked(LU_data) if unpack_data else (empty, empty)
     if not unpack_pivots:
         return empty, lower, upper
-    message = f"pivots passed to lu_unpack must be between 1 and LU.size(-2) = {LU_data.shape[-2]} inclusive, but got {{value}}"
-    index_in_range(LU_pivots - 1, LU_data.shape[-2], RuntimeError, message)
+    rows = LU_data.shape[-2]
+    message = f"pivots passed to lu_unpack must be between 1 and LU.size(-2) inclusive, that is {rows}"
+    index_in_range(LU_pivots - 1, rows, RuntimeError, message)
     return _permutation_matrix(_permutation(LU_pivots, LU_data.shape[-2]), LU_data.dtype), lower, upper
 
 
