@@ -181,7 +181,7 @@ _RULES = {
     "aten::uniform": _Rule(
         ("from", "to"),
         lambda low, high: low <= high,
-        "uniform_ expects to return a [from, to) range, but found from={} > to={}",
+        "uniform_ expects to return a [from, to) range, but found from={:g} > to={:g}",
     ),
 }
 
@@ -206,6 +206,8 @@ def number_check(
         return None
     names = [name for name in numbers if name in lifted]
     constants = {argument.name: argument.default_value for argument in overload._schema.arguments} | numbers
+    if not constants.keys() >= set(rule.arguments):  # another overload
+        return None
     sources = [names.index(name) if name in names else float(constants[name]) for name in rule.arguments]
     if any(isinstance(source, int) for source in sources):
         return partial(_check_rule, rule, sources)

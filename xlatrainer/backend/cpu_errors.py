@@ -157,7 +157,7 @@ def refuse_alias(
 def _kinds(arg: Any) -> Any:
     """What a dtype's verdict may depend on."""
     if isinstance(arg, torch.Tensor):
-        return arg.dtype, arg.dim() > 0
+        return arg.dtype, arg.dim()
     if isinstance(arg, list | tuple):
         return tuple(_kinds(item) for item in arg)
     return type(arg) if isinstance(arg, int | float | complex) and not isinstance(arg, bool) else arg

@@ -167,9 +167,10 @@ def _guarded(kernel: Kernel, overload: Any, lowering: Lowering) -> Kernel:
     supports = lowering.supports
     if supports is None:
         return kernel
+    outs = {argument.name for argument in overload._schema.arguments if argument.is_out}
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        if supports(*args, **kwargs):
+        if supports(*args, **{name: arg for name, arg in kwargs.items() if name not in outs}):
             return kernel(*args, **kwargs)
         return run_on_cpu(overload, args, kwargs)
 

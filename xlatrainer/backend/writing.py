@@ -26,7 +26,8 @@ __all__ = ["check_devices", "check_memory", "takes_dtype_of_out", "write_out"]
 _IN_DTYPE_OF_OUT = frozenset({"aten::sum", "aten::nansum", "aten::prod", "aten::mean", "aten::cumsum", "aten::cumprod"})
 
 # These resize without a word.
-_SILENT = frozenset({"aten::addbmm", "aten::linspace", "aten::logspace"})
+_SILENT_ONES = "addbmm linspace log_sigmoid_forward logspace narrow_copy"
+_SILENT = frozenset(f"aten::{name}" for name in _SILENT_ONES.split())
 
 
 def check_devices(overload: Any, targets: Sequence[torch.Tensor]) -> None:
