@@ -23,7 +23,7 @@ test: $(DEV)  ## install with the development tools, then run the tests
 	scripts/test $(ARGS)
 
 operators: $(DEV)  ## compare every operator of torch's database with the CPU (minutes)
-	$(BIN)/python -m pytest -m slow tests/backend/test_lowerings.py $(ARGS)
+	$(BIN)/python -m pytest -m slow tests/backend/test_lowerings.py tests/backend/test_opinfo_out.py $(ARGS)
 
 check: $(DEV)  ## all that CI runs: format, lint, types, house rules, tests
 	scripts/check $(ARGS)

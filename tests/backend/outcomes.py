@@ -49,6 +49,8 @@ class Mirror:
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.device):
             return xla.device() if leaf.type == "cpu" else leaf
+        if isinstance(leaf, str) and leaf == "cpu":
+            return "xla"
         if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu":
             return leaf
         if id(leaf) not in self.copies:

@@ -83,23 +83,21 @@ CASES: dict[str, Case] = {
     "is an input": _first_input,
 }
 
-_GARBAGE = "the CPU writes one place in memory many times without a word; xla refuses"
 _NO_STRIDES = "the CPU writes as if there were no strides"
 _READ_LATER = "the CPU reads what it has overwritten"
 # By operator and case. A row that is not needed fails the test.
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    **{(name, "expanded"): _GARBAGE for name in ("bmm", "cummax", "cummin", "matmul", "mv")},
-    ("nn.functional.avg_pool3d", "expanded"): _GARBAGE,
-    ("nn.functional.linear", "expanded"): _GARBAGE,
+    ("narrow_copy", "strides"): _NO_STRIDES,
     ("native_batch_norm", "is an input"): _READ_LATER,
     ("nn.functional.avg_pool2d", "is an input"): _READ_LATER,
-    ("narrow_copy", "expanded"): _GARBAGE,
-    ("narrow_copy", "strides"): _NO_STRIDES,
     ("nn.functional.avg_pool3d", "strides"): _NO_STRIDES,
+    ("nn.functional.gelu", "strides"): _NO_STRIDES,
 }
 
 _RANDOM = "bernoulli multinomial normal randint randn rand nn.functional.fractional_max_pool2d"
-RANDOM = frozenset(_RANDOM.split())  # only shapes and dtypes are compared
+_UNDEFINED = "empty"
+_FREE = "linalg.eig linalg.eigh linalg.svd svd"  # vectors are unique up to a sign or a factor
+NOT_COMPARED = frozenset(f"{_RANDOM} {_UNDEFINED} {_FREE}".split())  # but for shapes, dtypes and strides
 
 LEFT_OUT = {
     "sparse.sampled_addmm": "the device has no sparse tensors",
@@ -151,7 +149,7 @@ class _Trial:
     mirror: Mirror
 
     def difference(self, compare_values: bool) -> str:
-        if self.on_cpu.error is not None or self.on_xla.error is not None:
+        if self.name == "expanded" or self.on_cpu.error is not None or self.on_xla.error is not None:
             return self._error_difference()
         if self._resize_warnings(self.on_cpu) != self._resize_warnings(self.on_xla):
             return f"warned {self.on_xla.warned} instead of {self.on_cpu.warned}"
@@ -165,7 +163,10 @@ class _Trial:
         return self._memory_difference() if compare_values else ""
 
     def _error_difference(self) -> str:
+        """Some CPU kernels write one place in memory many times without a word; xla always refuses."""
         cpu, xla = self.on_cpu, self.on_xla
+        if self.name == "expanded":
+            return "" if xla.kind is RuntimeError else f"{xla} instead of an error"
         return "" if cpu.kind is xla.kind else f"{xla} instead of {cpu}"
 
     @staticmethod
@@ -217,7 +218,7 @@ def _check(op: OpInfo) -> None:
     trials = [trial for name in CASES if (trial := _trial(op, name, inputs, result)) is not None]
     wrong = []
     for trial in trials:
-        text = trial.difference(compare_values=op.name not in RANDOM)
+        text = trial.difference(compare_values=op.name not in NOT_COMPARED)
         reason = EXCEPTIONS.get((full_name(op), trial.name))
         if reason and not text:
             wrong.append(f"{trial.name}: nothing is wrong, but EXCEPTIONS says: {reason}")

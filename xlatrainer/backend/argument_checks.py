@@ -206,7 +206,7 @@ def number_check(
         return None
     names = [name for name in numbers if name in lifted]
     constants = {argument.name: argument.default_value for argument in overload._schema.arguments} | numbers
-    if not constants.keys() >= set(rule.arguments):  # another overload
+    if not all(isinstance(constants.get(name), int | float) for name in rule.arguments):  # another overload
         return None
     sources = [names.index(name) if name in names else float(constants[name]) for name in rule.arguments]
     if any(isinstance(source, int) for source in sources):

@@ -15,12 +15,12 @@ import torch
 
 from xlatrainer.backend import storage_kernels
 from xlatrainer.backend.cpu_errors import refuse_alias
-from xlatrainer.backend.ir import Value
+from xlatrainer.backend.ir import Spec, Value
 from xlatrainer.backend.overlap import check_outs
 from xlatrainer.backend.recorder import not_on_device
-from xlatrainer.backend.tensor import assign
+from xlatrainer.backend.tensor import assign, storage_data
 
-__all__ = ["check_devices", "check_memory", "takes_dtype_of_out", "write_out"]
+__all__ = ["check_devices", "check_memory", "is_plain", "takes_dtype_of_out", "write_out"]
 
 # These compute in the dtype of their out= argument if they are told no other.
 _IN_DTYPE_OF_OUT = frozenset({"aten::sum", "aten::nansum", "aten::prod", "aten::mean", "aten::cumsum", "aten::cumprod"})
@@ -35,6 +35,13 @@ def check_devices(overload: Any, targets: Sequence[torch.Tensor]) -> None:
     for target in targets:
         if target.device.type != "xla":
             raise not_on_device(overload.name(), "out", target)
+
+
+def is_plain(out: torch.Tensor, spec: Spec, args: Sequence[Any]) -> bool:
+    """True where nothing has to be looked at: `out` has the result's shape and dtype and is no view and no input."""
+    if storage_data(out).viewed or out.dtype is not spec.dtype or out.shape != spec.shape:
+        return False
+    return not any(arg is out for arg in args)
 
 
 def check_memory(overload: Any, outs: dict[str, Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
