@@ -87,6 +87,7 @@ _NO_STRIDES = "the CPU writes as if there were no strides"
 _READ_LATER = "the CPU reads what it has overwritten"
 # By operator and case. A row that is not needed fails the test.
 EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("linalg.solve", "is an input"): "torch's composition resizes an `out=` of its own, and warns of it on the device",
     ("narrow_copy", "strides"): _NO_STRIDES,
     ("native_batch_norm", "is an input"): _READ_LATER,
     ("nn.functional.avg_pool2d", "is an input"): _READ_LATER,
@@ -156,7 +157,7 @@ class _Trial:
         for cpu, xla in zip(tensors(self.given), tensors(self.there), strict=True):
             if (cpu.shape, cpu.dtype) != (xla.shape, xla.dtype):
                 return f"{xla.dtype}{list(xla.shape)} instead of {cpu.dtype}{list(cpu.shape)}"
-            if self.name not in ("empty", "wrong shape") and cpu.stride() != xla.stride():
+            if self.name not in ("empty", "wrong shape") and _steps(cpu) != _steps(xla):
                 return f"strides {xla.stride()} instead of {cpu.stride()}"
             if compare_values and (text := _value_difference(cpu, xla)):
                 return text
@@ -166,7 +167,7 @@ class _Trial:
         """Some CPU kernels write one place in memory many times without a word; xla always refuses."""
         cpu, xla = self.on_cpu, self.on_xla
         if self.name == "expanded":
-            return "" if xla.kind is RuntimeError else f"{xla} instead of an error"
+            return "" if xla.kind in (RuntimeError, cpu.kind) else f"{xla} instead of {cpu}"
         return "" if cpu.kind is xla.kind else f"{xla} instead of {cpu}"
 
     @staticmethod
@@ -183,6 +184,11 @@ class _Trial:
             if storage is not None and (text := _value_difference(base, storage.view(base.shape))):
                 return f"beside the tensor: {text}"
         return ""
+
+
+def _steps(tensor: torch.Tensor) -> list[int]:
+    """Strides of the dims that have a second element."""
+    return [step for step, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1]
 
 
 def _value_difference(cpu: torch.Tensor, xla: torch.Tensor) -> str:

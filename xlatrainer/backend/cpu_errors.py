@@ -44,7 +44,8 @@ _HALF = (torch.float16, torch.bfloat16)
 
 _REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 
-_accepted: set[tuple[Any, ...]] = set()
+# By kinds of arguments what the CPU said; None where it took them.
+_verdicts: dict[tuple[Any, ...], Exception | None] = {}
 
 
 def infer_or_refuse(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -52,9 +53,12 @@ def infer_or_refuse(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     try:
         result = infer(overload, args, kwargs)
     except Exception:
-        if _can_ask(overload) and _elements(_tensors((args, kwargs))) <= _MAX_ELEMENTS_OF_A_WRONG_CALL:
-            _run(overload, args, kwargs)
-        raise
+        if not _can_ask(overload) or _elements(_tensors((args, kwargs))) > _MAX_ELEMENTS_OF_A_WRONG_CALL:
+            raise
+        error = _error(overload, args, kwargs)
+        if error is None:
+            raise
+        raise error from None
     check_arguments(overload, args, kwargs)
     if _can_ask(overload):
         error = _dtype_error(overload, args, kwargs, result)
@@ -77,16 +81,16 @@ def _dtype_error(overload: Any, args: Any, kwargs: Any, result: Any) -> Exceptio
         return None
     key = (overload, torch.get_default_dtype(), _kinds(args), _kinds(tuple(kwargs.items())))
     nothing = any(tensor.numel() == 0 for tensor in tensors)  # for which many CPU kernels return before they look
-    if key in _accepted and not nothing:
-        return None
+    if key in _verdicts and not nothing:
+        error = _verdicts[key]
+        return None if error is None else type(error)(*error.args)
     for trial_args, trial_kwargs, _ in _trials(overload, args, kwargs, result):
         error = _error(overload, trial_args, trial_kwargs)
-        if error is None:
-            break
-        if isinstance(error, NotImplementedError) or _ABOUT_DTYPES.search(str(error)):
+        refused = isinstance(error, NotImplementedError) or bool(_ABOUT_DTYPES.search(str(error or "")))
+        if error is None or refused:
+            if not nothing:
+                _verdicts[key] = None if error is None else type(error)(*error.args)  # without its frames
             return error
-    if not nothing:
-        _accepted.add(key)
     return None
 
 
@@ -104,15 +108,15 @@ def refuse_out_dtype(
     """
     args, kwargs = [as_meta(arg) for arg in args], {name: as_meta(arg) for name, arg in kwargs.items()}
     key = (overload, torch.get_default_dtype(), _kinds(args), _kinds(tuple(kwargs.items())), _kinds([*outs.values()]))
-    if key in _accepted:
+    if key in _verdicts:
         return
     asked = False
     for trial_args, trial_kwargs, small in _trials(twin, args, kwargs, result):
         wanted = small if len(outs) > 1 else (small,)
         made = {name: _with_dtype(spec, out) for spec, (name, out) in zip(wanted, outs.items(), strict=True)}
         error = _error(overload, trial_args, {**trial_kwargs, **made})
-        if error is not None:  # with the right dtypes the call was accepted
-            raise error
+        if error is not None and not isinstance(error, torch.linalg.LinAlgError):
+            raise error  # with the right dtypes the call was accepted; a matrix of ones is singular
         asked = True
     for out, spec in zip(_tensors([*outs.values()]), _flat_specs(result), strict=True):
         if not asked and not torch.can_cast(spec.dtype, out.dtype):
@@ -120,7 +124,7 @@ def refuse_out_dtype(
                 f"result type {spec.dtype} can't be cast to the desired output type {out.dtype} (out= of "
                 f"{overload.name()})"
             )
-    _accepted.add(key)
+    _verdicts[key] = None
 
 
 def _with_dtype(spec: Any, out: Any) -> Any:
