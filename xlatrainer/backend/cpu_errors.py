@@ -245,7 +245,7 @@ def _make(arg: Any, name: str) -> Any:
     if isinstance(arg, torch.Tensor) and arg.device.type == "meta":
         counts_from_one = "pivots" in name
         fill = 0 if not (arg.is_floating_point() or arg.is_complex() or counts_from_one) else 1
-        return torch.full(arg.shape, fill, dtype=arg.dtype, device="cpu")
+        return torch.full(arg.shape, fill + 1j if arg.is_complex() else fill, dtype=arg.dtype, device="cpu")
     if isinstance(arg, list | tuple):
         return [_make(item, name) for item in arg]
     return torch.device("cpu") if isinstance(arg, torch.device) else arg

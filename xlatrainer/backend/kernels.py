@@ -27,7 +27,7 @@ from xlatrainer.backend.recorder import Recorder
 from xlatrainer.backend.schema import Signature, functional_twin, gives_results, makes_tensor, signature
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import assign, from_host, new_tensor
-from xlatrainer.backend.writing import check_devices, check_memory, is_plain, takes_dtype_of_out, write_out
+from xlatrainer.backend.writing import check_devices, check_memory, fit, is_plain, takes_dtype_of_out
 
 __all__ = ["register_kernels"]
 
@@ -154,9 +154,11 @@ def _out(overload: Any, twin: Any, lowering: Lowering, sig: Signature) -> Kernel
                 refuse_out_dtype(overload, twin, args, kwargs, outs, result)
                 if takes_dtype_of_out(overload, kwargs):
                     values, _ = recorder(args, {**kwargs, "dtype": targets[0].dtype})
+            for target, value in zip(targets, values, strict=False):
+                fit(recorder.name, target, value.spec)
             check_memory(overload, outs, args, kwargs)
             for target, value in zip(targets, values, strict=False):
-                write_out(recorder.name, target, value)
+                assign(target, value)
             _update(recorder, lowering, args, kwargs, iter(values[len(targets) :]))
         return given[0] if len(given) == 1 else tuple(given)
 

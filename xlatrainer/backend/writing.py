@@ -15,12 +15,12 @@ import torch
 
 from xlatrainer.backend import storage_kernels
 from xlatrainer.backend.cpu_errors import refuse_alias
-from xlatrainer.backend.ir import Spec, Value
+from xlatrainer.backend.ir import Spec
 from xlatrainer.backend.overlap import check_outs
 from xlatrainer.backend.recorder import not_on_device
-from xlatrainer.backend.tensor import assign, storage_data
+from xlatrainer.backend.tensor import storage_data
 
-__all__ = ["check_devices", "check_memory", "is_plain", "takes_dtype_of_out", "write_out"]
+__all__ = ["check_devices", "check_memory", "fit", "is_plain", "takes_dtype_of_out"]
 
 # These compute in the dtype of their out= argument if they are told no other.
 _IN_DTYPE_OF_OUT = frozenset({"aten::sum", "aten::nansum", "aten::prod", "aten::mean", "aten::cumsum", "aten::cumprod"})
@@ -56,17 +56,16 @@ def takes_dtype_of_out(overload: Any, kwargs: dict[str, Any]) -> bool:
     return overload._schema.name in _IN_DTYPE_OF_OUT and kwargs.get("dtype") is None
 
 
-def write_out(name: str, out: torch.Tensor, value: Value) -> None:
-    """Make `value` what `out` holds, resized if it must be and converted to its dtype."""
-    spec = value.spec
-    if tuple(out.shape) != spec.shape:
-        if math.prod(out.shape) and name.partition(".")[0] not in _SILENT:
-            warnings.warn(
-                f"An output with one or more elements was resized since it had shape {list(out.shape)}, which "
-                f"does not match the required output shape {list(spec.shape)} (out= of {name}). Resize it "
-                "first: `out.resize_(0)`",
-                UserWarning,
-                stacklevel=2,
-            )
-        storage_kernels.resize_(out, spec.shape)
-    assign(out, value)
+def fit(name: str, out: torch.Tensor, spec: Spec) -> None:
+    """Resize `out` to the shape of a result, with a warning where it had elements of another shape."""
+    if tuple(out.shape) == spec.shape:
+        return
+    if math.prod(out.shape) and name.partition(".")[0] not in _SILENT:
+        warnings.warn(
+            f"An output with one or more elements was resized since it had shape {list(out.shape)}, which "
+            f"does not match the required output shape {list(spec.shape)} (out= of {name}). Resize it "
+            "first: `out.resize_(0)`",
+            UserWarning,
+            stacklevel=2,
+        )
+    storage_kernels.resize_(out, spec.shape)
