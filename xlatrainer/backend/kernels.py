@@ -154,9 +154,9 @@ def _out(overload: Any, twin: Any, lowering: Lowering, sig: Signature) -> Kernel
                 refuse_out_dtype(overload, twin, args, kwargs, outs, result)
                 if takes_dtype_of_out(overload, kwargs):
                     values, _ = recorder(args, {**kwargs, "dtype": targets[0].dtype})
-            for target, value in zip(targets, values, strict=False):
-                fit(recorder.name, target, value.spec)
             check_memory(overload, outs, args, kwargs)
+            if any([fit(recorder.name, out, value.spec) for out, value in zip(targets, values, strict=False)]):
+                check_memory(overload, outs, args, kwargs)  # what has grown may meet an input now
             for target, value in zip(targets, values, strict=False):
                 assign(target, value)
             _update(recorder, lowering, args, kwargs, iter(values[len(targets) :]))

@@ -56,10 +56,10 @@ def takes_dtype_of_out(overload: Any, kwargs: dict[str, Any]) -> bool:
     return overload._schema.name in _IN_DTYPE_OF_OUT and kwargs.get("dtype") is None
 
 
-def fit(name: str, out: torch.Tensor, spec: Spec) -> None:
-    """Resize `out` to the shape of a result, with a warning where it had elements of another shape."""
+def fit(name: str, out: torch.Tensor, spec: Spec) -> bool:
+    """Resize `out` to the shape of a result, with a warning where it had elements of another shape; false if it fits."""
     if tuple(out.shape) == spec.shape:
-        return
+        return False
     if math.prod(out.shape) and name.partition(".")[0] not in _SILENT:
         warnings.warn(
             f"An output with one or more elements was resized since it had shape {list(out.shape)}, which "
@@ -69,3 +69,4 @@ def fit(name: str, out: torch.Tensor, spec: Spec) -> None:
             stacklevel=2,
         )
     storage_kernels.resize_(out, spec.shape)
+    return True
