@@ -155,8 +155,9 @@ def _out(overload: Any, twin: Any, lowering: Lowering, sig: Signature) -> Kernel
                 if takes_dtype_of_out(overload, kwargs):
                     values, _ = recorder(args, {**kwargs, "dtype": targets[0].dtype})
             check_memory(overload, outs, args, kwargs)
-            if any([fit(recorder.name, out, value.spec) for out, value in zip(targets, values, strict=False)]):
-                check_memory(overload, outs, args, kwargs)  # what has grown may meet an input now
+            resized = [fit(recorder.name, out, value.spec) for out, value in zip(targets, values, strict=False)]
+            if any(resized):  # what has grown may meet an input now
+                check_memory(overload, outs, args, kwargs)
             for target, value in zip(targets, values, strict=False):
                 assign(target, value)
             _update(recorder, lowering, args, kwargs, iter(values[len(targets) :]))

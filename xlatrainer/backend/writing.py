@@ -57,7 +57,7 @@ def takes_dtype_of_out(overload: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def fit(name: str, out: torch.Tensor, spec: Spec) -> bool:
-    """Resize `out` to the shape of a result, with a warning where it had elements of another shape; false if it fits."""
+    """Resize `out` to the shape of a result, warning where it had elements of another; false if it fits."""
     if tuple(out.shape) == spec.shape:
         return False
     if math.prod(out.shape) and name.partition(".")[0] not in _SILENT:
