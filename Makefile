@@ -23,7 +23,7 @@ test: $(DEV)  ## install with the development tools, then run the tests
 	scripts/test $(ARGS)
 
 operators: $(DEV)  ## compare every operator of torch's database with the CPU (minutes)
-	$(BIN)/python -m pytest -m "" -n auto --maxprocesses 8 tests/backend/test_opinfo.py \
+	$(BIN)/python -m pytest -m "" -n auto --maxprocesses 8 tests/backend/test_opinfo.py tests/backend/test_opinfo_out.py \
 	  --deselect tests/backend/test_opinfo.py::test_everyday_operator $(ARGS)
 
 check: $(DEV)  ## all that CI runs: format, lint, types, house rules, tests

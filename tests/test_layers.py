@@ -44,6 +44,7 @@ LAYERS = (
     Layer(("xlatrainer.backend.replay.plan",)),
     Layer(("xlatrainer.backend.replay.observation",)),
     Layer(("xlatrainer.backend.replay", "xlatrainer.backend.replay.optimizers", "xlatrainer.backend.replay.snapshot")),
+    Layer(("xlatrainer.backend.writing",)),
     Layer(
         (
             "xlatrainer.backend.storage_kernels",
@@ -56,12 +57,26 @@ LAYERS = (
             "xlatrainer.backend.device_module",
         )
     ),
-    Layer(("xlatrainer.backend.recorder", "xlatrainer.backend.transfer", "xlatrainer.backend.random")),
+    Layer(
+        (
+            "xlatrainer.backend.recorder",
+            "xlatrainer.backend.transfer",
+            "xlatrainer.backend.random",
+            "xlatrainer.backend.overlap",
+        )
+    ),
     # what a tensor is and how a trace runs, which do not know each other,
-    Layer(("xlatrainer.backend.tensor", "xlatrainer.backend.executor")),
+    Layer(("xlatrainer.backend.tensor", "xlatrainer.backend.executor", "xlatrainer.backend.cpu_errors")),
     Layer(("xlatrainer.backend.program",)),
     Layer(("xlatrainer.backend.program_cache",)),
-    Layer(("xlatrainer.backend.state", "xlatrainer.backend.shapes", "xlatrainer.backend.runtime")),
+    Layer(
+        (
+            "xlatrainer.backend.state",
+            "xlatrainer.backend.shapes",
+            "xlatrainer.backend.argument_checks",
+            "xlatrainer.backend.runtime",
+        )
+    ),
     # and plain functions and data; lowerings know nothing of nodes and traces.
     Layer(
         (

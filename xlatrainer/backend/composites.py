@@ -84,7 +84,9 @@ def ctc_loss(
 
 def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
     """The bounds are read, since the result is as long as the largest number."""
-    if self.dim() != 1 or self.is_floating_point():
+    if self.is_floating_point() or self.is_complex():
+        raise NotImplementedError(f"aten::bincount is not implemented for {self.dtype}: it counts integers")
+    if self.dim() != 1:
         raise RuntimeError(
             f"bincount only supports 1-d non-negative integral inputs, got {self.dtype}{list(self.shape)}"
         )

@@ -14,6 +14,7 @@ import torch
 from xlatrainer import config
 from xlatrainer.backend import counters
 from xlatrainer.backend._private_api import tree_map
+from xlatrainer.backend.overlap import check_outs, plain_tensors
 from xlatrainer.backend.recorder import not_on_device
 from xlatrainer.backend.schema import argument_names, by_name, signature
 from xlatrainer.backend.source import user_line
@@ -57,6 +58,7 @@ def run_on_cpu(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 return torch.device("cpu")
             return copies.get(id(item), item) if isinstance(item, torch.Tensor) else item
 
+        _check_memory(overload, args, kwargs)
         cpu_args, cpu_kwargs = tree_map(to_cpu, (args, kwargs))
         result = overload(*cpu_args, **cpu_kwargs)
         _write_back(overload, args, kwargs, copies)
@@ -68,6 +70,14 @@ def run_on_cpu(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             return back[id(item)] if id(item) in back else new_tensor(from_host(item))
 
         return tree_map(to_xla, result)
+
+
+def _check_memory(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise for written memory that other arguments share, in the CPU's words."""
+    given = by_name(argument_names(overload), args, kwargs)
+    names = signature(overload).written
+    written = [tensor for tensor in plain_tensors([given.get(name) for name in names]) if tensor.device.type == "xla"]
+    check_outs(overload.name(), written, [arg for name, arg in given.items() if name not in names])
 
 
 def _tensors_of(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, torch.Tensor]:

@@ -11,9 +11,7 @@ May import: everything in backend below the device.
 """
 
 import enum
-import math
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +19,12 @@ import torch
 from xlatrainer.backend import counted_kernels, inference_kernels, storage_kernels
 from xlatrainer.backend._private_api import AUTOGRAD_KEY, BACKEND_KEY, all_overloads, has_kernel
 from xlatrainer.backend.composites import COMPOSITES
+from xlatrainer.backend.cpu_errors import refuse_out_dtype
 from xlatrainer.backend.fallback import run_on_cpu
 from xlatrainer.backend.gradients import GRADIENTS
 from xlatrainer.backend.ir import Value
 from xlatrainer.backend.lowerings.registry import Lowering, find
+from xlatrainer.backend.overlap import check_written, plain_tensors
 from xlatrainer.backend.recorder import Recorder
 from xlatrainer.backend.schema import (
     Signature,
@@ -36,6 +36,7 @@ from xlatrainer.backend.schema import (
 )
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import assign, new_tensor
+from xlatrainer.backend.writing import check_devices, check_memory, fit, is_plain, takes_dtype_of_out
 
 __all__ = ["Plan", "Served", "plan", "register_kernels"]
 
@@ -51,11 +52,22 @@ def _assemble(values: Any, structure: Any) -> Any:
     return new_tensor(next(values)) if structure else None
 
 
+def _specs(values: Any, structure: Any) -> Any:
+    """Specs in the structure of an operator's results."""
+    if isinstance(structure, tuple):
+        return tuple(_specs(values, item) for item in structure)
+    return next(values).spec if structure else None
+
+
+def _is_list(overload: Any) -> bool:
+    return str(overload._schema.returns[0].type) == "List[Tensor]"
+
+
 def _functional(overload: Any, lowering: Lowering) -> Kernel:
     recorder = Recorder(overload, lowering)
     if lowering.mutates:
         return _updating(recorder, lowering)
-    is_list = str(overload._schema.returns[0].type) == "List[Tensor]"
+    is_list = _is_list(overload)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with state.lock:
@@ -76,13 +88,19 @@ def _updating(recorder: Recorder, lowering: Lowering) -> Kernel:
             values, structure = recorder(args, kwargs)
             rest = iter(values)
             results = _assemble(rest, structure)
-            given = by_name(recorder.names, args, kwargs)
-            for name in lowering.mutates:
-                if given.get(name) is not None:
-                    assign(given[name], next(rest))
+            _update(recorder, lowering, args, kwargs, rest)
             return results
 
     return kernel
+
+
+def _update(recorder: Recorder, lowering: Lowering, args: Any, kwargs: Any, values: Iterator[Value]) -> None:
+    """Assign what follows an operator's results to the arguments that it updates unsaid."""
+    if lowering.mutates:
+        given = by_name(recorder.names, args, kwargs)
+        for name in lowering.mutates:
+            if given.get(name) is not None:
+                assign(given[name], next(values))
 
 
 def _in_place(overload: Any, lowering: Lowering, sig: Signature) -> Kernel:
@@ -94,6 +112,8 @@ def _in_place(overload: Any, lowering: Lowering, sig: Signature) -> Kernel:
         with state.lock:
             values, _ = recorder(args, kwargs)
             written = [args[p] if p < len(args) else kwargs[recorder.names[p]] for p in positions]
+            if recorder.saw_view:
+                check_written(recorder.name, written[0], plain_tensors(args[1:]))
             rest = iter(values)
             for item in written:
                 for tensor in item if isinstance(item, list) else (item,):
@@ -122,53 +142,38 @@ def _with_results(twin: Any, lowering: Lowering, sig: Signature) -> Kernel:
     return kernel
 
 
-def _out(twin: Any, lowering: Lowering, sig: Signature) -> Kernel:
+def _out(overload: Any, twin: Any, lowering: Lowering, sig: Signature) -> Kernel:
     recorder = Recorder(twin, lowering)
     factory = makes_tensor(twin)
+    single = len(sig.written) == 1 and not lowering.mutates and len(twin._schema.returns) == 1 and not _is_list(twin)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        outs = [kwargs.pop(name) for name in sig.written]
+        outs = {name: kwargs.pop(name) for name in sig.written}
+        given = [*outs.values()]
+        targets = plain_tensors(given)
+        check_devices(overload, targets)
         if factory:
-            kwargs = {"dtype": outs[0].dtype, "device": outs[0].device, **kwargs}
+            kwargs = {"dtype": targets[0].dtype, "device": targets[0].device, **kwargs}
         with state.lock:
-            values, _ = recorder(args, kwargs)
-            targets = [tensor for out in outs for tensor in (out if isinstance(out, list) else [out])]
-            for target, value in zip(targets, values, strict=True):
-                _write_out(recorder.name, target, value)
-        return outs[0] if len(outs) == 1 else tuple(outs)
+            values, structure = recorder(args, kwargs)
+            if single and is_plain(targets[0], values[0].spec, args):
+                assign(targets[0], values[0])
+                return targets[0]
+            if any(target.dtype is not value.spec.dtype for target, value in zip(targets, values, strict=False)):
+                result = values[0].spec if structure is None else _specs(iter(values), structure)
+                refuse_out_dtype(overload, twin, args, kwargs, outs, result)
+                if takes_dtype_of_out(overload, kwargs):
+                    values, _ = recorder(args, {**kwargs, "dtype": targets[0].dtype})
+            check_memory(overload, outs, args, kwargs)
+            resized = [fit(recorder.name, out, value.spec) for out, value in zip(targets, values, strict=False)]
+            if any(resized):  # what has grown may meet an input now
+                check_memory(overload, outs, args, kwargs)
+            for target, value in zip(targets, values, strict=False):
+                assign(target, value)
+            _update(recorder, lowering, args, kwargs, iter(values[len(targets) :]))
+        return given[0] if len(given) == 1 else tuple(given)
 
     return kernel
-
-
-def _write_out(name: str, out: torch.Tensor, value: Value) -> None:
-    spec = value.spec
-    if not torch.can_cast(spec.dtype, out.dtype):
-        raise RuntimeError(
-            f"result type {_type_name(spec.dtype)} can't be cast to the desired output type {_type_name(out.dtype)}"
-            f" (out= of {name})"
-        )
-    if tuple(out.shape) != spec.shape:
-        if math.prod(out.shape):
-            warnings.warn(
-                f"An output with one or more elements was resized since it had shape {list(out.shape)}, which "
-                f"does not match the required output shape {list(spec.shape)} (out= of {name}). Resize it "
-                "first: `out.resize_(0)`",
-                UserWarning,
-                stacklevel=2,
-            )
-        storage_kernels.resize_(out, spec.shape)
-    assign(out, value)
-
-
-_TYPE_NAMES = {
-    torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.bfloat16: "BFloat16",
-    torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
-    torch.bool: "Bool", torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
-}  # fmt: skip
-
-
-def _type_name(dtype: torch.dtype) -> str:
-    return _TYPE_NAMES.get(dtype, str(dtype))
 
 
 def _cpu(overload: Any) -> Kernel:
@@ -183,9 +188,10 @@ def _guarded(kernel: Kernel, overload: Any, lowering: Lowering) -> Kernel:
     supports = lowering.supports
     if supports is None:
         return kernel
+    outs = {argument.name for argument in overload._schema.arguments if argument.is_out}
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        if supports(*args, **kwargs):
+        if supports(*args, **{name: arg for name, arg in kwargs.items() if name not in outs}):
             return kernel(*args, **kwargs)
         return run_on_cpu(overload, args, kwargs)
 
@@ -261,7 +267,7 @@ def _recording_kernel(overload: Any, lowering: Lowering, twin: Any) -> Kernel:
         return _functional(overload, lowering)
     sig = signature(overload)
     if sig.out:
-        return _out(twin, lowering, sig)
+        return _out(overload, twin, lowering, sig)
     return _with_results(twin, lowering, sig) if gives_results(overload) else _in_place(overload, lowering, sig)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from xlatrainer.backend.ir import Spec, make_spec
 
-__all__ = ["infer", "meta_tensor"]
+__all__ = ["as_meta", "infer", "meta_tensor"]
 
 aten = torch.ops.aten
 
@@ -20,6 +20,13 @@ aten = torch.ops.aten
 def meta_tensor(spec: Spec) -> torch.Tensor:
     """A tensor of this shape and dtype without data."""
     return torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+
+
+def as_meta(arg: Any) -> Any:
+    """An argument with meta tensors in place of `xla` tensors; 0-dim CPU tensors stay, they count as numbers."""
+    if isinstance(arg, torch.Tensor):
+        return meta_tensor(make_spec(tuple(arg.shape), arg.dtype)) if arg.device.type == "xla" else arg
+    return [as_meta(item) for item in arg] if isinstance(arg, list | tuple) else arg
 
 
 def _geqrf(self: torch.Tensor) -> Any:

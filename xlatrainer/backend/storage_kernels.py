@@ -12,6 +12,7 @@ import torch
 from xlatrainer.backend import counters
 from xlatrainer.backend._private_api import alias_as_strided, alias_view, call_composite_kernel, call_meta_kernel
 from xlatrainer.backend.ir import make_spec
+from xlatrainer.backend.overlap import check_written
 from xlatrainer.backend.recorder import check_device, not_on_device
 from xlatrainer.backend.state import state
 from xlatrainer.backend.strided import Geometry, contiguous_strides, extent
@@ -215,6 +216,8 @@ def _clone_strides(tensor: torch.Tensor, memory_format: torch.memory_format | No
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     if self.device.type == "xla":
         with state.lock:
+            if storage_data(self).viewed:
+                check_written("aten::copy_", self, (src,))
             if src.device.type == "xla":
                 value = value_of(src)
             elif src.device.type == "cpu":
@@ -285,9 +288,11 @@ def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
 def resize_(
     self: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
 ) -> torch.Tensor:
-    """Like torch: the storage grows if it must, what is in it stays."""
+    """Like torch: the storage grows if it must, what is in it stays; of the same size a tensor keeps its strides."""
+    shape = tuple(size)
+    if shape == tuple(self.shape) and memory_format in (None, torch.preserve_format):
+        return self
     with state.lock:
-        shape = tuple(size)
         data = storage_data(self)
         whole = data.spec if data.value is None else data.value.spec
         offset = int(self.storage_offset())

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from xlatrainer.backend.lowerings.checks import holds
 from xlatrainer.backend.lowerings.registry import lowering, pointwise
 
 
@@ -63,7 +64,14 @@ def div_mode(self, other, rounding_mode=None):
     return _floor_divide(self, other) if rounding_mode == "floor" else _trunc_divide(self, other)
 
 
+def _nonzero(divisor):
+    """Integers have no result for a division by zero."""
+    if _is_integral(divisor):
+        holds(divisor != 0, RuntimeError, "ZeroDivisionError: integers cannot be divided by zero")
+
+
 def _trunc_divide(self, other):
+    _nonzero(other)
     if _is_integral(self):
         return lax.div(*jnp.broadcast_arrays(self, other))
     return jnp.trunc(self / other)
@@ -71,6 +79,7 @@ def _trunc_divide(self, other):
 
 def _floor_divide(self, other):
     """Python's `//`; for floats as torch computes it: from the exact remainder, so that 1 // 0.1 is 9."""
+    _nonzero(other)
     if _is_integral(self):
         return jnp.floor_divide(self, other)
     self, other = jnp.broadcast_arrays(self, other)
@@ -90,11 +99,13 @@ def floor_divide(self, other):
 
 @pointwise("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 def remainder(self, other):
+    _nonzero(other)
     return jnp.remainder(self, other)
 
 
 @pointwise("fmod.Tensor", "fmod.Scalar")
 def fmod(self, other):
+    _nonzero(other)
     return lax.rem(*jnp.broadcast_arrays(self, other))
 
 
