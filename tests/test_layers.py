@@ -40,6 +40,7 @@ LAYERS = (
     Layer(
         (
             "xlatrainer.backend.storage_kernels",
+            "xlatrainer.backend.detection_kernels",
             "xlatrainer.backend.fallback",
             "xlatrainer.backend.composites",
             "xlatrainer.backend.device",

@@ -1,4 +1,4 @@
-"""One kernel for each overload of `aten`, registered with torch for the `xla` device.
+"""One kernel for each overload of `aten`, and of other libraries' operators that we know, registered for `xla`.
 
 Which kernel an overload gets follows from its schema and the lowerings there are:
 
@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from xlatrainer.backend import storage_kernels
+from xlatrainer.backend import detection_kernels, storage_kernels
 from xlatrainer.backend._private_api import AUTOGRAD_KEY, BACKEND_KEY, all_overloads, has_kernel
 from xlatrainer.backend.composites import COMPOSITES
 from xlatrainer.backend.fallback import run_on_cpu
 from xlatrainer.backend.ir import Value
-from xlatrainer.backend.lowerings.registry import Lowering, find
+from xlatrainer.backend.lowerings.registry import Lowering, find, foreign, resolve
 from xlatrainer.backend.recorder import Recorder
 from xlatrainer.backend.schema import Signature, functional_twin, gives_results, makes_tensor, signature
 from xlatrainer.backend.state import state
@@ -229,6 +229,30 @@ def _recording_kernel_for(overload: Any) -> Kernel | None:
     return _cpu(overload) if structured else None
 
 
+def _foreign_kernel(lowering: Lowering) -> Kernel:
+    """A kernel of an operator that another library defines, perhaps later: it is looked up at the first call."""
+    kernel: Kernel | None = None
+
+    def first_call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal kernel
+        if kernel is None:
+            overload = resolve(lowering.name)
+            kernel = _guarded(_functional(overload, lowering), overload, lowering)
+        return kernel(*args, **kwargs)
+
+    return first_call
+
+
+def _register_foreign_kernels() -> None:
+    """torch takes kernels of operators that are not defined yet, so no library is imported for this."""
+    kernels = {name: _foreign_kernel(lowering) for name, lowering in foreign().items()}
+    for name, kernel in {**kernels, **detection_kernels.kernels()}.items():
+        namespace, _, operator = name.partition("::")
+        library = torch.library.Library(namespace, "IMPL")
+        _libraries.append(library)
+        library.impl(operator, kernel, BACKEND_KEY)
+
+
 _libraries: list[torch.library.Library] = []
 
 
@@ -246,6 +270,7 @@ def register_kernels() -> None:
     for composite, function in COMPOSITES.items():
         for key in (AUTOGRAD_KEY, BACKEND_KEY):
             aten.impl(composite, function, key)
+    _register_foreign_kernels()
     rest.fallback(run_fallback, BACKEND_KEY)
 
 
