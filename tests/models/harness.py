@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import xlatrainer as xla
 from xlatrainer.backend.state import state
+from xlatrainer.strategies.single import SingleDeviceStrategy
 
 STEPS = 3
 TOLERANCE = 1e-3  # relative, on losses, gradient norms, outputs and running statistics, in float32
@@ -28,7 +29,7 @@ Batch = dict[str, Any]
 
 
 def sgd(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+    return torch.optim.SGD(parameters, lr=0.001, momentum=0.9)
 
 
 def adamw(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
@@ -48,7 +49,8 @@ class Case:
         train: whether to train; False compares the outputs in eval mode only.
         chaotic: why rounding errors of float32 may grow into more than the tolerance. Such a model trains in float64,
             with a far smaller tolerance; in float32, its outputs in eval mode and the loss of the first step count.
-        fallbacks: operators that may run on the CPU, by name (`aten::nonzero`), each with the reason.
+        fallbacks: operators that may run on the CPU, by name (`aten::nonzero`), each with the reason. Operators that
+            stay on the device but end the trace (`sync::nms`) are not among them.
         note: what the reader of the table should know.
     """
 
@@ -77,6 +79,7 @@ class Record:
     first_step: float = math.nan  # seconds of processor time, of all threads, most of it XLA's compiler
     fallbacks: dict[str, int] = field(default_factory=dict)
     dtype: str = "float32"
+    own_deviation: float = math.nan  # of CPU torch's gradients in float32 from its own in float64; chaotic models only
     note: str = ""
 
 
@@ -87,7 +90,6 @@ class _Run:
     losses: Tensor
     norms: Tensor
     first_gradients: list[Tensor]
-    buffers: list[Tensor]
 
 
 def _without_dropout(model: nn.Module) -> nn.Module:
@@ -133,8 +135,7 @@ def _train(case: Case, model: nn.Module, batches: list[Batch], record: Record | 
             xla.sync(wait=True)
             if number == 0:
                 record.first_step = time.process_time() - start
-    buffers = [buffer.cpu() for buffer in model.buffers() if buffer.is_floating_point()]
-    return _Run(torch.stack(losses).cpu(), torch.stack(norms).cpu(), [gradient.cpu() for gradient in first], buffers)
+    return _Run(torch.stack(losses).cpu(), torch.stack(norms).cpu(), [gradient.cpu() for gradient in first])
 
 
 def _step(
@@ -199,6 +200,18 @@ def _gradient_deviation(actual: _Run, expected: _Run) -> float:
     return max(first, totals, single)
 
 
+def _statistics_deviation(actual: nn.Module, expected: nn.Module) -> float:
+    """Of the running statistics of batch norms; means in standard deviations, since many are 0 but for rounding."""
+    found = [0.0]
+    for own, other in zip(actual.modules(), expected.modules(), strict=True):
+        if getattr(other, "running_var", None) is None:
+            continue
+        deviation = (other.running_var + other.eps).sqrt()
+        found.append(((own.running_mean.cpu() - other.running_mean) / deviation).abs().max().item())
+        found.append(_relative(own.running_var.cpu(), other.running_var))
+    return max(found)
+
+
 def compare(case: Case) -> Record:
     """Run the case on both devices. Raises nothing for a deviation: `check` does."""
     with warnings.catch_warnings():  # counted instead
@@ -207,10 +220,22 @@ def compare(case: Case) -> Record:
             return _compare(case, torch.float32, STEPS)
         first = _compare(case, torch.float32, 1)
         record = _compare(case, torch.float64, STEPS)
+        own = _own_deviation(case)
     within = max(first.eval_deviation, first.loss_deviation)
     assert within <= TOLERANCE, f"float32, relative deviation of the outputs and the first loss: {within}"
     record.first_step = first.first_step
+    record.own_deviation = own
     return record
+
+
+def _own_deviation(case: Case) -> float:
+    """How far CPU torch's gradients in float32 are from its own in float64, from the same weights on."""
+    runs = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(SEED)
+        model = _without_dropout(case.make()).to(dtype)
+        runs.append(_train(case, model, [_to(case.batch(), "cpu", dtype) for _ in range(STEPS)]))
+    return _gradient_deviation(runs[0], runs[1])
 
 
 def _compare(case: Case, dtype: torch.dtype, steps: int) -> Record:
@@ -231,8 +256,7 @@ def _compare(case: Case, dtype: torch.dtype, steps: int) -> Record:
         record.loss_deviation = ((given.losses - wanted.losses).abs() / wanted.losses.abs()).max().item()
         record.gradient_deviation = _gradient_deviation(given, wanted)
         if steps == STEPS:
-            buffers = zip(given.buffers, wanted.buffers, strict=True)
-            record.eval_deviation = max([record.eval_deviation, *(_relative(a, b) for a, b in buffers)])
+            record.eval_deviation = max(record.eval_deviation, _statistics_deviation(on_xla, on_cpu))
     counts = xla.counters.snapshot()
     record.programs = counts.get("UncachedCompile", 0)
     record.fallbacks = {name: count for name, count in counts.items() if "::" in name}
@@ -258,6 +282,15 @@ def check(case: Case, record: Record) -> None:
     tolerance = TOLERANCE_64 if case.chaotic else TOLERANCE
     wrong = {kind: deviation for kind, deviation in deviations.items() if not deviation <= tolerance}
     assert not wrong, f"relative deviations above {tolerance}: {wrong}"
-    assert set(record.fallbacks) == set(case.fallbacks), (
-        f"ran on the CPU: {record.fallbacks}, expected were {sorted(case.fallbacks)}"
-    )
+    on_cpu = {name for name in record.fallbacks if not name.startswith("sync::")}
+    assert on_cpu <= set(case.fallbacks), f"ran on the CPU: {sorted(on_cpu)}, allowed are {sorted(case.fallbacks)}"
+
+
+def fit_on_both(model: nn.Module, batches: list[Any], **options: Any) -> tuple[list[float], list[float]]:
+    """The losses of two epochs of `Trainer.fit` with copies of `model`: on `xla` and on the CPU."""
+    losses = []
+    for strategy in (SingleDeviceStrategy(), SingleDeviceStrategy("cpu")):
+        own = copy.deepcopy(_without_dropout(model))
+        trainer = xla.Trainer(own, "sgd", strategy=strategy, learning_rate=1e-3, **options)
+        losses.append(trainer.fit(batches, epochs=2, verbose=0).history["loss"])
+    return losses[0], losses[1]

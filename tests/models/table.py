@@ -39,10 +39,13 @@ def _cells(row: Row) -> list[str]:
     record = row.record
     name = f"{record.name} ({record.note})" if record.note else record.name
     fallbacks = ", ".join(f"`{name}` {count}x" for name, count in sorted(record.fallbacks.items()))
+    dtype = record.dtype
+    if record.own_deviation == record.own_deviation:
+        dtype += f" (CPU {_number(record.own_deviation)})"
     return [
         name,
         f"{record.parameters:,}",
-        record.dtype,
+        dtype,
         "yes" if row.passed else "**no**",
         *map(_number, (record.eval_deviation, record.loss_deviation, record.gradient_deviation)),
         str(record.programs),

@@ -9,7 +9,7 @@ import transformers as hf
 from torch import nn
 
 from tests.models.conftest import Compare
-from tests.models.harness import Batch, Case
+from tests.models.harness import TOLERANCE, Batch, Case, fit_on_both
 
 pytestmark = pytest.mark.models
 
@@ -110,3 +110,10 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_like_the_cpu(case: Case, compared: Compare) -> None:
     compared(case)
+
+
+def test_with_the_trainer() -> None:
+    """A batch is the dict of arguments that the model takes; the loss is the model's own."""
+    model = hf.BertForSequenceClassification(hf.BertConfig(**BERT))
+    on_xla, on_cpu = fit_on_both(model, [_labelled_text(), _labelled_text()])
+    assert on_xla == pytest.approx(on_cpu, rel=TOLERANCE)

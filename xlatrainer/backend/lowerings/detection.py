@@ -3,6 +3,8 @@
 A box is (x1, y1, x2, y2), a region of interest (image, x1, y1, x2, y2). May import: registry, jax.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import lax
 
@@ -91,7 +93,7 @@ def _rounded_down(number, dtype):
     return jnp.where(rounded > number, jnp.nextafter(rounded, jnp.asarray(-jnp.inf, dtype)), rounded)
 
 
-def without_overlaps(dets, scores, iou_threshold):
+def without_overlaps(dets: Any, scores: Any, iou_threshold: Any) -> tuple[Any, Any]:
     """Non-maximum suppression: boxes by falling score, without those that overlap an earlier one that is kept.
 
     Args:
