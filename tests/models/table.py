@@ -66,7 +66,7 @@ def _old_rows(table: str) -> dict[str, dict[str, str]]:
     for line in table.splitlines() if versions() in table else []:
         if line.startswith("### "):
             library = line.removeprefix("### ")
-        elif line.startswith("| ") and not line.startswith(f"| {HEAD[0]}"):
+        elif line.startswith("| ") and not line.startswith((f"| {HEAD[0]}", "| ---")):
             found[library][line.split(" ")[1]] = line
     return found
 
