@@ -49,6 +49,7 @@ LAYERS = (
         (
             "xlatrainer.backend.storage_kernels",
             "xlatrainer.backend.counted_kernels",
+            "xlatrainer.backend.detection_kernels",
             "xlatrainer.backend.fallback",
             "xlatrainer.backend.composites",
             "xlatrainer.backend.gradients",

@@ -1,4 +1,4 @@
-"""One kernel for each overload of `aten`, registered with torch for the `xla` device.
+"""One kernel for each overload of `aten`, and of other libraries' operators that we know, registered for `xla`.
 
 Which kernel an overload gets follows from its schema and the lowerings there are:
 
@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from xlatrainer.backend import counted_kernels, inference_kernels, storage_kernels
+from xlatrainer.backend import counted_kernels, detection_kernels, inference_kernels, storage_kernels
 from xlatrainer.backend._private_api import AUTOGRAD_KEY, BACKEND_KEY, all_overloads, has_kernel
 from xlatrainer.backend.composites import COMPOSITES
 from xlatrainer.backend.cpu_errors import refuse_out_dtype
 from xlatrainer.backend.fallback import run_on_cpu
 from xlatrainer.backend.gradients import GRADIENTS
 from xlatrainer.backend.ir import Value
-from xlatrainer.backend.lowerings.registry import Lowering, find
+from xlatrainer.backend.lowerings.registry import Lowering, find, foreign, resolve
 from xlatrainer.backend.overlap import check_written, plain_tensors
 from xlatrainer.backend.recorder import Recorder
 from xlatrainer.backend.schema import (
@@ -271,6 +271,30 @@ def _recording_kernel(overload: Any, lowering: Lowering, twin: Any) -> Kernel:
     return _with_results(twin, lowering, sig) if gives_results(overload) else _in_place(overload, lowering, sig)
 
 
+def _foreign_kernel(lowering: Lowering) -> Kernel:
+    """A kernel of an operator that another library defines, perhaps later: it is looked up at the first call."""
+    kernel: Kernel | None = None
+
+    def first_call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal kernel
+        if kernel is None:
+            overload = resolve(lowering.name)
+            kernel = _guarded(_functional(overload, lowering), overload, lowering)
+        return kernel(*args, **kwargs)
+
+    return first_call
+
+
+def _register_foreign_kernels() -> None:
+    """torch takes kernels of operators that are not defined yet, so no library is imported for this."""
+    kernels = {name: _foreign_kernel(lowering) for name, lowering in foreign().items()}
+    for name, kernel in {**kernels, **detection_kernels.kernels()}.items():
+        namespace, _, operator = name.partition("::")
+        library = torch.library.Library(namespace, "IMPL")
+        _libraries.append(library)
+        library.impl(operator, kernel, BACKEND_KEY)
+
+
 _libraries: list[torch.library.Library] = []
 
 
@@ -288,6 +312,7 @@ def register_kernels() -> None:
             aten.impl(composite, function, key)
     for name, function in GRADIENTS.items():
         aten.impl(name, function, AUTOGRAD_KEY)
+    _register_foreign_kernels()
     rest.fallback(run_fallback, BACKEND_KEY)
 
 
