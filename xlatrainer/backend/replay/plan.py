@@ -44,6 +44,7 @@ class Plan:
         assert seen.node is not None
         self.seen = seen
         self.program = seen.program
+        self.series: dict[int, Any] = {}  # programs of several steps of it, by their number
         specs = [node.operation.outputs[0] for node in seen.node.path() if node.operation.lower is None]
         self._specs: list[Spec] = specs
         self._positions = {slot: index for index, slot in enumerate(self.program.outputs)}

@@ -15,7 +15,7 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -44,12 +44,14 @@ _NO_STATE = frozenset({"logging", "threading", "_thread", "weakref", "re", "insp
 class Cell:
     """A place that holds a tensor of the device: `tensor` is what it held when it was looked at last."""
 
-    __slots__ = ("key", "owner", "path", "position", "tensor")
+    __slots__ = ("index", "key", "owner", "path", "place", "position", "tensor")
 
-    def __init__(self, owner: Any, key: Any, path: str, tensor: torch.Tensor) -> None:
-        self.owner = owner
-        self.key = key
-        self.path = path
+    def __init__(self, place: "_Place", index: int, tensor: torch.Tensor) -> None:
+        self.place = place
+        self.index = index  # in the place's contents
+        self.owner = place.owner
+        self.key = place.keys[index]
+        self.path = place.name(self.key)
         self.tensor = tensor
         self.position = -1  # in the snapshot's flat list of contents
 
@@ -72,11 +74,11 @@ class _Place:
 
     __slots__ = ("contents", "keys", "owner", "path")
 
-    def __init__(self, owner: Any, path: str, keys: tuple[Any, ...], contents: tuple[Any, ...]) -> None:
+    def __init__(self, owner: Any, path: str, keys: tuple[Any, ...], contents: Iterable[Any]) -> None:
         self.owner = owner
         self.path = path
         self.keys = keys
-        self.contents = contents
+        self.contents = list(contents)
 
     def name(self, key: Any) -> str:
         if isinstance(self.owner, dict | list | deque):
@@ -173,9 +175,9 @@ class Snapshot:
     def _place(self, owner: Any, path: str, keys: tuple[Any, ...], contents: tuple[Any, ...]) -> _Place:
         place = _Place(owner, path, keys, contents)
         self._places.append(place)
-        for key, content in zip(keys, contents, strict=True):
+        for index, (key, content) in enumerate(zip(keys, contents, strict=True)):
             if _is_device_tensor(content):
-                self.cells[_identity(owner, key)] = Cell(owner, key, place.name(key), content)
+                self.cells[_identity(owner, key)] = Cell(place, index, content)
         return place
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> Iterator[tuple[Any, str]]:
@@ -286,7 +288,7 @@ class Snapshot:
         for place in self._places:
             now = later.get(id(place.owner))
             if isinstance(place.owner, _Globals):
-                now = _Place(place.owner, place.path, place.keys, tuple(place.owner.read(place.keys)))
+                now = _Place(place.owner, place.path, place.keys, place.owner.read(place.keys))
             if now is None:
                 continue  # unreachable by now, so a place that led to it has changed
             yield from _differences(place, now)
@@ -358,8 +360,9 @@ class Snapshot:
         )
 
     def rebind(self, cell: Cell, tensor: torch.Tensor) -> None:
-        """Let a cell hold another tensor, which counts as no change."""
+        """Let a cell hold another tensor, which counts as no change. Nothing here holds on to the old one."""
         cell.rebind(tensor)
+        cell.place.contents[cell.index] = tensor
         self._expected[cell.position] = tensor
 
 

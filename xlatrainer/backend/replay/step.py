@@ -61,11 +61,9 @@ class ReplayedStep:
         self.reason = "it was not called yet"
         self._roots = {self.name: function} if roots is None else roots
         self._plans: dict[Any, Plan] = {}
-        self._series: dict[tuple[int, int], Series] = {}
         self._last: dict[Any, Observation] = {}
         self._snapshot: Snapshot | None = None
         self._shadows: dict[int, Shadow] = {}
-        self._ambient: Any = None
         self._replays = 0
         self._failures = 0
         self._pause = FIRST_PAUSE
@@ -75,7 +73,7 @@ class ReplayedStep:
         if self._paused or config.get("replay") == "off" or state.observer is not None:
             return self._run(args, kwargs)
         leaves, tree = tree_flatten((args, kwargs))
-        key = (tree, tuple(map(_kind, leaves)))
+        key = _key(leaves, tree)
         plan = self._plans.get(key)
         if plan is not None and (self._replays + 1) % AUDIT_EVERY:
             given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -94,7 +92,7 @@ class ReplayedStep:
         """
         if len(batches) > 1 and not self._paused and config.get("replay") == "on":
             leaves = [tree_flatten((args, {})) for args in batches]
-            keys = [(tree, tuple(map(_kind, each))) for each, tree in leaves]
+            keys = [_key(each, tree) for each, tree in leaves]
             plan = self._plans.get(keys[0])
             due = self._replays // AUDIT_EVERY != (self._replays + len(batches)) // AUDIT_EVERY
             if plan is not None and not due and all(key == keys[0] for key in keys):
@@ -107,11 +105,11 @@ class ReplayedStep:
                     self._ended(str(change))
         return [self(*args) for args in batches]
 
-    def _series_of(self, plan: Plan, number: int) -> Series:
-        found = self._series.get((id(plan), number))
-        if found is None or found.plan is not plan:
-            found = self._series[id(plan), number] = Series(plan, number)
-        return found
+    @staticmethod
+    def _series_of(plan: Plan, number: int) -> Series:
+        if number not in plan.series:
+            plan.series[number] = Series(plan, number)
+        return plan.series[number]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function's Python, unwatched."""
@@ -126,8 +124,6 @@ class ReplayedStep:
             raise_failed_checks()
             if state.trace.num_nodes:
                 run_pending()
-            if ambient_state() != self._ambient:
-                raise Mismatch("a mode of torch changed (gradients, autocast, the default dtype)")
             self._check_state()
             result = run()
         self._replays += steps
@@ -155,23 +151,22 @@ class ReplayedStep:
         seen = observe(self.function, args, kwargs, self._roots)
         result, seen.result = seen.result, None
         earlier = self._last.get(key)
-        ambient = ambient_state()
         difference: str | None = "it was not observed before"
-        if earlier is not None and ambient == self._ambient:
+        if earlier is not None:
             difference = seen.difference(earlier)
         if seen.reasons:
             difference = seen.reasons[0]
-        self._ambient = ambient
+        snapshot, seen.snapshot = seen.snapshot, None  # it holds all tensors: only the latest one is kept
         if len(self._last) >= MAX_PLANS and key not in self._last:
             self._last.clear()
             self._plans.clear()
         self._last[key] = seen
-        if seen.snapshot is not None:
-            self._snapshot = seen.snapshot
+        if snapshot is not None:
+            self._snapshot = snapshot
             self._shadows = seen.shadows
-        self._keep_plans(seen.snapshot)
-        if difference is None and seen.snapshot is not None:
-            self._plans[key] = Plan(seen, seen.snapshot)
+        self._keep_plans(snapshot)
+        if difference is None and snapshot is not None:
+            self._plans[key] = Plan(seen, snapshot)
             self._failures, self._pause = 0, FIRST_PAUSE
         else:
             if self._plans.pop(key, None) is not None:
@@ -204,6 +199,11 @@ class ReplayedStep:
             self._failures = 0
             self._paused = self._pause
             self._pause *= 2
+
+
+def _key(leaves: list[Any], tree: Any) -> Any:
+    """What decides which plan serves a call: the kind of its arguments, and torch's modes."""
+    return tree, tuple(map(_kind, leaves)), ambient_state()
 
 
 def _kind(leaf: Any) -> Any:
