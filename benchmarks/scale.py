@@ -1,14 +1,24 @@
-"""What a step costs the framework as the model grows: recording it, and replaying it.
+"""What a step costs the framework, recorded and replayed, as a model grows and for the models of the other benchmarks.
 
-Depth adds operators and parameters; width and batch add none, and must add nothing.
+Depth adds operators and parameters; width adds none, and must add nothing. The device is idle when a step begins, and
+the time ends when the call returns: the program's start is part of it, its execution is not.
 """
 
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import xlatrainer as xla
+from benchmarks.models import BENCHMARKS, Benchmark
 from benchmarks.report import finish, table
+from xlatrainer import config
+from xlatrainer.backend.runtime import undisturbed
 
 DEPTHS = (4, 16, 64)
 ROUNDS = 12
@@ -19,13 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=4)
 
 
-def _milliseconds(depth: int, width: int, rows: int, replay: str) -> float:
-    import torch
-    from torch import nn
-
-    import xlatrainer as xla
-    from xlatrainer import config
-
+def _chain(depth: int, width: int, rows: int) -> Callable[[], Any]:
+    """A step of a plain network."""
     model = nn.Sequential(*(layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU()))).to("xla")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     x = torch.randn(rows, width).to("xla")
@@ -37,29 +42,46 @@ def _milliseconds(depth: int, width: int, rows: int, replay: str) -> float:
         optimizer.zero_grad()
         return loss.detach()
 
+    return step
+
+
+def _model(benchmark: Benchmark) -> Callable[[], Any]:
+    model = benchmark.model().to("xla")
+    optimizer = benchmark.optimizer(model.parameters())
+    x, y = (tensor.to("xla") for tensor in next(benchmark.batches()))
+
+    def step() -> Any:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def _milliseconds(step: Callable[[], Any]) -> dict[str, float]:
     compiled = xla.compile(step)
-    seconds = []
-    with config.override(replay=replay):
-        for _ in range(ROUNDS):
-            xla.wait_device_ops()
-            start = time.perf_counter()
-            compiled()
-            seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[4:]) * 1e3
+    medians = {}
+    with undisturbed():
+        for kind, replay in (("recorded", "off"), ("replayed", "on")):
+            seconds = []
+            with config.override(replay=replay):
+                for _ in range(ROUNDS):
+                    xla.wait_device_ops()
+                    start = time.perf_counter()
+                    compiled()
+                    seconds.append(time.perf_counter() - start)
+            medians[kind] = statistics.median(seconds[4:]) * 1e3
+    return medians
 
 
 def run(options: argparse.Namespace) -> None:
-    numbers: dict[str, dict[str, float]] = {}
-    for depth in DEPTHS:
-        numbers[f"depth {depth}"] = {
-            kind: _milliseconds(depth, options.width, options.batch, replay)
-            for kind, replay in (("recorded", "off"), ("replayed", "on"))
-        }
-    numbers[f"depth {DEPTHS[1]}, 8 times as wide"] = {
-        kind: _milliseconds(DEPTHS[1], options.width * 8, options.batch, replay)
-        for kind, replay in (("recorded", "off"), ("replayed", "on"))
-    }
+    cases = {f"depth {depth}": _chain(depth, options.width, options.batch) for depth in DEPTHS}
+    cases[f"depth {DEPTHS[1]}, 8 times as wide"] = _chain(DEPTHS[1], options.width * 8, options.batch)
+    cases |= {name: _model(benchmark) for name, benchmark in BENCHMARKS.items()}
+    numbers = {name: _milliseconds(step) for name, step in cases.items()}
     rows = [[name, *(f"{value:.2f}" for value in row.values())] for name, row in numbers.items()]
-    print("Milliseconds until the call returns, the program's start included:\n")
+    print("Milliseconds until the call returns:\n")
     print(table(["model", "recorded", "replayed"], rows))
     finish("scale", numbers, options.json)
