@@ -40,10 +40,27 @@ def _shift(windows, offset, spatial):
     return flat
 
 
+FEW_CHANNELS = 16  # fewer do not fill a vector register
+
+
+def _kept(array, rank):
+    """`array` in memory, many channels innermost: as convolutions have it on the CPU, and one load takes several.
+
+    As a matrix, since XLA would choose the order of more dims itself.
+    """
+    channels = array.ndim - rank - 1
+    if channels < 0 or array.shape[channels] < FEW_CHANNELS:
+        return materialized(array)
+    inner = jnp.moveaxis(array, channels, -1)
+    matrix = materialized(inner.reshape(-1, array.shape[channels]))
+    return jnp.moveaxis(matrix.reshape(inner.shape), -1, channels)
+
+
 def _max_pool(self, windows, spatial):
     """The largest of each window and its flat position. What is compared is 32 bits wide, which is twice as fast."""
-    padded = padded_for(materialized(self), windows, _lowest(self.dtype))
-    first = (0,) * len(spatial)
+    rank = len(spatial)
+    padded = padded_for(_kept(self, rank), windows, _lowest(self.dtype))
+    first = (0,) * rank
     best = at_offset(padded, windows, first)
     shift = jnp.zeros(best.shape, jnp.int32)
     for offset in list(windows.offsets())[1:]:
@@ -51,8 +68,8 @@ def _max_pool(self, windows, spatial):
         better = (value > best) | jnp.isnan(value) if jnp.issubdtype(value.dtype, jnp.floating) else value > best
         best = jnp.where(better, value, best)
         shift = jnp.where(better, jnp.int32(_shift(windows, offset, spatial)), shift)
-    shift = materialized(shift).astype(jnp.int64)
-    return materialized(best), jnp.asarray(_positions(windows, first, spatial)) + shift
+    shift = _kept(shift, rank).astype(jnp.int64)
+    return _kept(best, rank), jnp.asarray(_positions(windows, first, spatial)) + shift
 
 
 def _max_pool_lowering(rank):
@@ -67,12 +84,12 @@ def _max_pool_backward_lowering(rank):
     def backward(grad_output, self, kernel_size, stride, padding, dilation, ceil_mode, indices):
         spatial = self.shape[-rank:]
         windows = windows_of(spatial, kernel_size, stride, padding, dilation, ceil_mode)
-        grad_output = materialized(grad_output)
+        grad_output = _kept(grad_output, rank)
         result = jnp.zeros_like(self)
         for offset in windows.offsets():
             chosen = indices == jnp.asarray(_positions(windows, offset, spatial))
             result = result + spread_from(jnp.where(chosen, grad_output, 0), windows, offset, spatial)
-        return result
+        return _kept(result, rank)
 
     return backward
 
