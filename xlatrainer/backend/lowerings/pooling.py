@@ -9,7 +9,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from xlatrainer.backend.lowerings.fusion import materialized
+from xlatrainer.backend.lowerings.fusion import materialized_images
 from xlatrainer.backend.lowerings.registry import lowering
 from xlatrainer.backend.lowerings.windows import at_offset, padded_for, spread_from, windows_of
 
@@ -40,20 +40,8 @@ def _shift(windows, offset, spatial):
     return flat
 
 
-FEW_CHANNELS = 16  # fewer do not fill a vector register
-
-
 def _kept(array, rank):
-    """`array` in memory, many channels innermost: as convolutions have it on the CPU, and one load takes several.
-
-    As a matrix, since XLA would choose the order of more dims itself.
-    """
-    channels = array.ndim - rank - 1
-    if channels < 0 or array.shape[channels] < FEW_CHANNELS:
-        return materialized(array)
-    inner = jnp.moveaxis(array, channels, -1)
-    matrix = materialized(inner.reshape(-1, array.shape[channels]))
-    return jnp.moveaxis(matrix.reshape(inner.shape), -1, channels)
+    return materialized_images(array, array.ndim - rank - 1)
 
 
 def _max_pool(self, windows, spatial):
