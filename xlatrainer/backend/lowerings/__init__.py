@@ -1,11 +1,13 @@
 """ATen operators as JAX functions, one module a family. Importing this package registers them all, and no more."""
 
 from xlatrainer.backend.lowerings import (
+    attention,
     bessel,
     comparison,
     convolution,
     creation,
     ctc,
+    detection,
     embedding,
     factorizations,
     foreach,
@@ -14,6 +16,7 @@ from xlatrainer.backend.lowerings import (
     linalg,
     loss,
     normalization,
+    optim,
     pointwise,
     pooling,
     pooling_by_index,
@@ -22,6 +25,7 @@ from xlatrainer.backend.lowerings import (
     recurrent,
     reduction,
     resampling,
+    sampling,
     shape,
     special,
     spectral,
@@ -29,11 +33,13 @@ from xlatrainer.backend.lowerings import (
 )
 
 __all__ = [
+    "attention",
     "bessel",
     "comparison",
     "convolution",
     "creation",
     "ctc",
+    "detection",
     "embedding",
     "factorizations",
     "foreach",
@@ -42,6 +48,7 @@ __all__ = [
     "linalg",
     "loss",
     "normalization",
+    "optim",
     "pointwise",
     "pooling",
     "pooling_by_index",
@@ -50,6 +57,7 @@ __all__ = [
     "recurrent",
     "reduction",
     "resampling",
+    "sampling",
     "shape",
     "special",
     "spectral",
