@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from xlatrainer.backend.lowerings import convolution, convolution_cpu
 from xlatrainer.backend.lowerings.convolution import Geometry
+from xlatrainer.backend.runtime import compiler_options
 
 ROUNDS = 15
 # input, weight, stride, padding, groups
@@ -28,6 +29,8 @@ SHAPES = [
     ((8, 256, 4, 4), (256, 256, 3, 3), 1, 1, 1),
     ((8, 512, 2, 2), (512, 512, 3, 3), 1, 1, 1),
     ((8, 256, 16, 16), (64, 256, 1, 1), 1, 0, 1),
+    ((32, 16, 32, 32), (32, 16, 3, 3), 1, 1, 1),
+    ((8, 64, 28, 28), (64, 64, 3, 3), 1, 1, 1),
     ((8, 64, 56, 56), (64, 64, 3, 3), 1, 1, 1),
     ((8, 96, 28, 28), (96, 1, 3, 3), 1, 1, 96),
 ]
@@ -52,7 +55,8 @@ def ours(function: str, arguments: tuple[Any, Any], rest: tuple[Any, ...], modul
     call = getattr(module, function)
     if jax.eval_shape(lambda a, b: call(a, b, *rest), *arguments) is None:
         return None
-    compiled = jax.jit(lambda a, b: call(a, b, *rest))
+    lowered = jax.jit(lambda a, b: call(a, b, *rest)).lower(*arguments)
+    compiled = lowered.compile(compiler_options=compiler_options())
     return lambda: compiled(*arguments)
 
 

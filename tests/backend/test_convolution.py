@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from xlatrainer.backend.lowerings import convolution, convolution_cpu
 from xlatrainer.backend.lowerings.convolution import Geometry
+from xlatrainer.backend.runtime import compiler_options
 
 # batch, channels, output channels, spatial, kernel, geometry
 CASES = {
@@ -24,6 +25,10 @@ CASES = {
     "depthwise multiplied": (2, 3, 6, (8, 8), (3, 3), Geometry((1, 1), (1, 1), (1, 1), 3)),
     "grouped": (2, 4, 6, (6, 6), (3, 3), Geometry((1, 1), (1, 1), (1, 1), 2)),
     "small image": (4, 16, 16, (2, 2), (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1)),
+    "fewer positions than channels": (2, 16, 48, (3, 4), (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1)),
+    "strided pointwise": (3, 4, 6, (6, 5), (1, 1), Geometry((2, 2), (0, 0), (1, 1), 1)),
+    "more positions than a dot likes few": (9, 8, 4, (6, 6), (3, 3), Geometry((2, 2), (1, 1), (1, 1), 1)),
+    "no batch": (0, 4, 6, (5, 5), (3, 3), Geometry((1, 1), (1, 1), (1, 1), 1)),
     "one dim": (3, 4, 5, (11,), (4,), Geometry((2,), (1,), (1,), 1)),
     "three dims": (2, 3, 4, (5, 4, 6), (2, 3, 2), Geometry((1, 2, 1), (1, 1, 0), (1, 1, 1), 1)),
 }
@@ -84,3 +89,27 @@ def test_the_program_of_the_cpu_has_no_convolution_where_a_dot_is_faster() -> No
     text = jax.jit(lambda x, w: convolution._forward(x, w, geometry)).lower(x, w).as_text()
     assert "stablehlo.convolution" not in text
     assert "dot_general" in text
+
+
+def test_large_unfolded_windows_are_left_to_xla() -> None:
+    geometry = Geometry((1, 1), (1, 1), (1, 1), 1)
+    x, w = jnp.ones((8, 64, 56, 56)), jnp.ones((64, 64, 3, 3))
+    assert convolution_cpu.forward(x, w, geometry) is None
+    assert convolution_cpu.input_gradient(x, w, geometry, (56, 56)) is None
+    assert convolution_cpu.weight_gradient(x, x, geometry, (3, 3)) is None
+
+
+def test_an_updated_weight_is_not_copied() -> None:
+    """The new weight is written over the old one, which the gradient of the input reads."""
+    geometry = Geometry((1, 1), (1, 1), (1, 1), 1)
+
+    def update(x: Any, w: Any, g: Any) -> Any:
+        grads = convolution.convolution_backward(g, x, w, None, *geometry[:3], False, [0, 0], 1, [True, True, False])
+        return grads[0], w - grads[1]
+
+    x = jnp.ones((8, 64, 4, 4))
+    lowered = jax.jit(update, donate_argnums=1).lower(x, jnp.ones((64, 64, 3, 3)), x)
+    program = lowered.compile(compiler_options=compiler_options()).as_text()
+    entry = program[program.index("ENTRY") :]
+    assert "opt-barrier" in entry
+    assert not [line for line in entry.splitlines() if " copy(%w" in line]

@@ -91,17 +91,19 @@ def weight_gradient(input, grad_output, geometry, kernel):
     )
 
 
-def _best(native, on_cpu, first, second):
+def _best(native, on_cpu, *arrays):
     """`native`, or on the CPU what is faster there for these shapes."""
-    if first.dtype not in (jnp.float32, jnp.float64):
-        return native(first, second)
+    if arrays[0].dtype not in (jnp.float32, jnp.float64):
+        return native(*arrays)
+    return lax.platform_dependent(*arrays, cpu=partial(_fenced, native, on_cpu), default=native)
 
-    def chosen(first, second):
-        first, second = lax.optimization_barrier((first, second))  # each is read many times: see `fusion`
-        result = on_cpu(first, second)
-        return native(first, second) if result is None else lax.optimization_barrier(result)
 
-    return lax.platform_dependent(first, second, cpu=chosen, default=native)
+def _fenced(native, on_cpu, *arrays):
+    result = on_cpu(*arrays)
+    if result is not None:
+        return result
+    arrays = lax.optimization_barrier(arrays)  # each is read many times: see `fusion`
+    return lax.optimization_barrier(native(*arrays))
 
 
 def _forward(input, weight, geometry):
@@ -121,6 +123,19 @@ def _weight_gradient(input, grad_output, geometry, kernel):
     options = {"geometry": geometry, "kernel": tuple(kernel)}
     return _best(
         partial(weight_gradient, **options), partial(convolution_cpu.weight_gradient, **options), input, grad_output
+    )
+
+
+def _in_order(grad_input, grad_weight):
+    """Both gradients, on the CPU as if each needed both.
+
+    The gradient of the input reads the weight. Where an update of the weight need not wait for that, XLA copies every
+    weight at the start of the program, since it may not write the new one over it.
+    """
+    if grad_input.dtype not in (jnp.float32, jnp.float64):
+        return grad_input, grad_weight
+    return lax.platform_dependent(
+        grad_input, grad_weight, cpu=convolution_cpu.in_order, default=lambda *gradients: gradients
     )
 
 
@@ -173,6 +188,8 @@ def convolution_backward(
     if output_mask[1]:
         large, small = (grad_output, input) if transposed else (input, grad_output)
         grad_weight = _weight_gradient(large, small, geometry, weight.shape[2:])
+        if grad_input is not None and not transposed:
+            grad_input, grad_weight = _in_order(grad_input, grad_weight)
     if output_mask[2]:
         grad_bias = jnp.sum(grad_output, (0, *range(2, grad_output.ndim)))
     return grad_input, grad_weight, grad_bias

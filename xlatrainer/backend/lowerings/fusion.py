@@ -5,9 +5,10 @@ May import: jax.
 
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
-__all__ = ["materialized"]
+__all__ = ["materialized", "materialized_images"]
 
 
 def materialized(*arrays: Any) -> Any:
@@ -19,6 +20,21 @@ def materialized(*arrays: Any) -> Any:
     """
     result = lax.platform_dependent(*arrays, cpu=_barrier, default=_unchanged)
     return result[0] if len(arrays) == 1 else result
+
+
+FEW_CHANNELS = 16  # fewer do not fill a vector register
+
+
+def materialized_images(array: Any, channels: int = 1) -> Any:
+    """`materialized`, with many channels (dim `channels`) innermost, as convolutions have them on the CPU.
+
+    Behind the barrier as a matrix, since XLA would choose the order of more dims itself and transpose in between.
+    """
+    if not 0 <= channels < array.ndim or array.shape[channels] < FEW_CHANNELS:
+        return materialized(array)
+    inner = jnp.moveaxis(array, channels, -1)
+    matrix = materialized(inner.reshape(-1, array.shape[channels]))
+    return jnp.moveaxis(matrix.reshape(inner.shape), -1, channels)
 
 
 def _barrier(*arrays: Any) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
+from xlatrainer.backend.lowerings.fusion import materialized
 from xlatrainer.backend.lowerings.registry import lowering
 
 
@@ -97,8 +98,9 @@ def native_batch_norm_backward(
     mean, invstd = save_mean, save_invstd
     if not train:
         mean, invstd = running_mean.astype(acc), lax.rsqrt(running_var.astype(acc) + eps.astype(acc))
+    # One after the other, or XLA normalizes in the forward pass already and keeps that of all layers until now.
+    grad_bias, mean = materialized(jnp.sum(grad, axes), mean)
     normalized = (x - _per_channel(mean, x.ndim)) * _per_channel(invstd, x.ndim)
-    grad_bias = jnp.sum(grad, axes)
     grad_weight = jnp.sum(grad * normalized, axes)
     scale = invstd if weight is None else invstd * weight.astype(acc)
     if train:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xlatrainer.backend.lowerings.checks import holds
+from xlatrainer.backend.lowerings.fusion import materialized_images
 from xlatrainer.backend.lowerings.registry import lowering, pointwise
 
 
@@ -330,9 +331,17 @@ def digamma(self):
 # activations
 
 
+def _feature_maps(array):
+    """Written to memory if it is of images: what comes behind (a convolution, statistics, a shortcut) reads it often.
+
+    A shortcut would be computed again in each block behind it, from the results of all convolutions before it.
+    """
+    return materialized_images(array) if array.ndim in (4, 5) else array
+
+
 @pointwise("relu")
 def relu(self):
-    return jnp.maximum(self, jnp.zeros((), jnp.result_type(self)))
+    return _feature_maps(jnp.maximum(self, jnp.zeros((), jnp.result_type(self))))
 
 
 @pointwise("threshold")
@@ -342,7 +351,7 @@ def threshold(self, threshold, value):
 
 @pointwise("threshold_backward", to="result")
 def threshold_backward(grad_output, self, threshold):
-    return jnp.where(self <= threshold, jnp.zeros((), grad_output.dtype), grad_output)
+    return _feature_maps(jnp.where(self <= threshold, jnp.zeros((), grad_output.dtype), grad_output))
 
 
 @pointwise("leaky_relu")
