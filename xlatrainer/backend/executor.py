@@ -41,12 +41,8 @@ class Lost:
 def _find(trace: Trace, live: list[Value], dead: Sequence[bool]) -> Program:
     """The program for this trace, compiled if there is none; one that computes more than is alive will do."""
     outputs = tuple(value.slot for value in live)
-    programs: list[Program] = trace.node.programs
-    for program in programs:
-        if program.outputs == outputs:
-            counters.add("CachedCompile")
-            return program
     wanted = set(outputs)
+    programs: list[Program] = sorted(trace.node.programs, key=lambda program: len(program.outputs))
     for program in programs:
         if wanted.issubset(program.outputs):
             counters.add("CachedCompile")
@@ -54,7 +50,7 @@ def _find(trace: Trace, live: list[Value], dead: Sequence[bool]) -> Program:
     program = Program(trace, outputs, dead)
     if not program.from_disk:
         counters.add("UncachedCompile")
-    programs.append(program)
+    trace.node.programs.append(program)
     return program
 
 

@@ -5,7 +5,6 @@ leaves are donated. Knows nothing of tensors. May import: program_cache, ir, run
 errors.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,7 +32,7 @@ class Program:
     """A compiled program of one trace.
 
     Attributes:
-        outputs: slots of the values it computes, in order.
+        outputs: slots of the values it computes; first those that replace a leaf, in the order of the leaves.
         donated: for each leaf, whether its buffer is given to the program.
         nodes: the recorded nodes, with the user's lines.
         specs: of each output.
@@ -42,15 +41,16 @@ class Program:
     """
 
     def __init__(self, trace: Trace, outputs: tuple[int, ...], dead: Sequence[bool]) -> None:
-        self.outputs = outputs
         self.nodes = trace.node.path()
+        by_slot = _specs(self.nodes)
+        successors = _successors(trace, by_slot, outputs, dead)
+        self.outputs = outputs = tuple(dict.fromkeys((*(s for s in successors if s is not None), *outputs)))
         self.floats = len(trace.floats)
         self.ints = len(trace.ints)
         self.random = trace.random_draws > 0
         self.checks: list[Failing] = []
-        by_slot = _specs(self.nodes)
         self.specs = [by_slot[slot] for slot in outputs]
-        self.donated = _donations(self.nodes, self.specs, dead)
+        self.donated = [slot is not None for slot in successors]
         key = program_cache.key_of(self.nodes, outputs, self.donated, (self.floats, self.ints))
         kept = None if key is None else program_cache.load(key, self.specs)
         self.from_disk = kept is not None
@@ -120,16 +120,35 @@ def _specs(nodes: list[Node]) -> dict[int, Spec]:
     return specs
 
 
-def _donations(nodes: list[Node], outputs: list[Spec], dead: Sequence[bool]) -> list[bool]:
-    """Which leaves to donate: the dead ones, as far as there are outputs of the same shape and dtype to write there."""
-    leaves = [node.operation.outputs[0] for node in nodes if node.operation.lower is None]
-    free = Counter(outputs)
-    donated = []
-    for spec, is_dead in zip(leaves, dead, strict=True):
-        give = is_dead and free[spec] > 0
-        free[spec] -= give
-        donated.append(give)
-    return donated
+def _successors(
+    trace: Trace, specs: dict[int, Spec], outputs: tuple[int, ...], dead: Sequence[bool]
+) -> list[int | None]:
+    """For each leaf the output that is written over it, None if it is not donated.
+
+    A dead leaf gets what its storage holds now, or else any output of its shape and dtype. JAX gives the n-th donated
+    input of a shape and dtype to the n-th such output. A wrong choice (momentum written over a weight) makes XLA copy
+    the input first, since it is read later.
+    """
+    now: dict[int, int] = {}
+    for storage, _, buffer in trace.overwritten:
+        data = storage()
+        if data is not None and data.value is not None:
+            now.setdefault(id(buffer), data.value.slot)
+    leaves = [node.operation.outputs[0] for node in trace.node.path() if node.operation.lower is None]
+    free = dict.fromkeys(outputs)
+    successors: list[int | None] = [None] * len(leaves)
+    for i, leaf in enumerate(trace.leaves):
+        slot = now.get(id(leaf.buffer), -1) if dead[i] else -1
+        if slot in free and specs[slot] == leaves[i]:
+            successors[i] = slot
+            del free[slot]
+    for i, spec in enumerate(leaves):
+        if dead[i] and successors[i] is None:
+            slot = next((slot for slot in free if specs[slot] == spec), -1)
+            if slot in free:
+                successors[i] = slot
+                del free[slot]
+    return successors
 
 
 def _needed(program: Program) -> set[int]:
