@@ -1,6 +1,7 @@
 """ATen operators as JAX functions, one module a family. Importing this package registers them all, and no more."""
 
 from xlatrainer.backend.lowerings import (
+    attention,
     bessel,
     comparison,
     convolution,
@@ -29,6 +30,7 @@ from xlatrainer.backend.lowerings import (
 )
 
 __all__ = [
+    "attention",
     "bessel",
     "comparison",
     "convolution",

@@ -15,14 +15,18 @@ from xlatrainer.backend.lowerings.registry import lowering
 _PRECISIONS = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
 
 
+def dot_precision():
+    """How exact float32 products are: torch's setting."""
+    return _PRECISIONS[torch.get_float32_matmul_precision()]
+
+
 def matmul(a, b, dtype=None):
     """`a @ b`, accumulated in float32 for half types and given in the dtype of `a`, or in `dtype`."""
     dtype = dtype or a.dtype
     if a.dtype == jnp.bool_:
         return jnp.matmul(a.astype(jnp.int32), b.astype(jnp.int32)) > 0
     wide = jnp.float32 if a.dtype in (jnp.float16, jnp.bfloat16) else None
-    precision = _PRECISIONS[torch.get_float32_matmul_precision()]
-    return jnp.matmul(a, b, precision=precision, preferred_element_type=wide).astype(dtype)
+    return jnp.matmul(a, b, precision=dot_precision(), preferred_element_type=wide).astype(dtype)
 
 
 def _scaled(array, factor):
