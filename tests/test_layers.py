@@ -52,12 +52,12 @@ LAYERS = (
     Layer(("xlatrainer.backend.program",)),
     Layer(("xlatrainer.backend.state", "xlatrainer.backend.shapes", "xlatrainer.backend.runtime")),
     # and plain functions and data; lowerings know nothing of nodes and traces.
+    Layer(("xlatrainer.backend.strided",)),
     Layer(
         (
             "xlatrainer.backend.lowerings",
             "xlatrainer.backend.ir",
             "xlatrainer.backend.schema",
-            "xlatrainer.backend.strided",
             "xlatrainer.backend.source",
             "xlatrainer.backend.counters",
         )

@@ -17,7 +17,10 @@ _LONG = 1024  # queries and keys from which on rows are taken in blocks, if ther
 
 
 def _product(a, b, over):
-    """Sums of products over dim `over[0]` of `a` and `over[1]` of `b`, for each batch and head; float32 for half types."""
+    """Products summed over dim `over[0]` of `a` and `over[1]` of `b`, batch by batch and head by head.
+
+    Of half types they are float32.
+    """
     wide = jnp.float32 if a.dtype in (jnp.float16, jnp.bfloat16) else None
     dims = (((over[0],), (over[1],)), ((0, 1), (0, 1)))
     return lax.dot_general(a, b, dims, precision=dot_precision(), preferred_element_type=wide)
@@ -35,9 +38,7 @@ def _weights(query, key, mask, first, scale):
         rows = lax.broadcasted_iota(jnp.int32, scores.shape, 2) + first
         scores = jnp.where(lax.broadcasted_iota(jnp.int32, scores.shape, 3) <= rows, scores, -jnp.inf)
     if mask is not None:
-        scores = (
-            jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + mask.astype(scores.dtype)
-        )
+        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + mask.astype(scores.dtype)
     top = jnp.max(scores, 3, keepdims=True)
     if mask is not None:
         top = jnp.where(top == -jnp.inf, 0, top)
