@@ -9,12 +9,13 @@ ARGS ?=
 # Stamps: an installation is repeated only when pyproject.toml has changed since.
 RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
+MODELS := $(VENV)/.installed-models
 
 .DEFAULT_GOAL := help
-.PHONY: help mnist test operators check format setup clean distclean
+.PHONY: help mnist test operators test-models check format setup clean distclean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 mnist: $(RUNTIME)  ## install, then train the MNIST recipe
 	$(BIN)/python recipes/mnist.py $(ARGS)
@@ -23,7 +24,11 @@ test: $(DEV)  ## install with the development tools, then run the tests
 	scripts/test $(ARGS)
 
 operators: $(DEV)  ## compare every operator of torch's database with the CPU (minutes)
-	$(BIN)/python -m pytest -m slow tests/backend/test_lowerings.py $(ARGS)
+	$(BIN)/python -m pytest -m "" -n auto --maxprocesses 8 tests/backend/test_opinfo.py tests/backend/test_opinfo_out.py \
+	  --deselect tests/backend/test_opinfo.py::test_everyday_operator $(ARGS)
+
+test-models: $(MODELS)  ## train models of torchvision, transformers and timm on both devices (long)
+	$(BIN)/python -m pytest -m models tests/models $(ARGS)
 
 check: $(DEV)  ## all that CI runs: format, lint, types, house rules, tests
 	scripts/check $(ARGS)
@@ -54,3 +59,7 @@ $(RUNTIME): pyproject.toml | $(BIN)/python
 $(DEV): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -e '.[dev]'
 	@touch $(RUNTIME) $@
+
+$(MODELS): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -e '.[dev,models]'
+	@touch $(RUNTIME) $(DEV) $@

@@ -41,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keep the suite on the CPU unless the GPU tests were asked for, and one thread to a test worker."""
     if not _wants_gpu(config):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    # Tests count compilations; those of the cache of compiled programs give it a folder of their own.
+    os.environ.setdefault("XLATRAINER_CACHE_DIR", "off")
     torch.set_num_threads(1)
 
 

@@ -37,20 +37,47 @@ LAYERS = (
     # The device: what torch calls,
     Layer(("xlatrainer.backend",)),
     Layer(("xlatrainer.backend.kernels",)),
+    # steps without their Python,
+    Layer(("xlatrainer.backend.capture",)),
+    Layer(("xlatrainer.backend.replay.step",)),
+    Layer(("xlatrainer.backend.replay.series",)),
+    Layer(("xlatrainer.backend.replay.plan",)),
+    Layer(("xlatrainer.backend.replay.observation",)),
+    Layer(("xlatrainer.backend.replay", "xlatrainer.backend.replay.optimizers", "xlatrainer.backend.replay.snapshot")),
+    Layer(("xlatrainer.backend.writing",)),
     Layer(
         (
             "xlatrainer.backend.storage_kernels",
+            "xlatrainer.backend.counted_kernels",
+            "xlatrainer.backend.detection_kernels",
             "xlatrainer.backend.fallback",
             "xlatrainer.backend.composites",
+            "xlatrainer.backend.gradients",
+            "xlatrainer.backend.inference_kernels",
             "xlatrainer.backend.device",
             "xlatrainer.backend.device_module",
         )
     ),
-    Layer(("xlatrainer.backend.recorder", "xlatrainer.backend.transfer", "xlatrainer.backend.random")),
+    Layer(
+        (
+            "xlatrainer.backend.recorder",
+            "xlatrainer.backend.transfer",
+            "xlatrainer.backend.random",
+            "xlatrainer.backend.overlap",
+        )
+    ),
     # what a tensor is and how a trace runs, which do not know each other,
-    Layer(("xlatrainer.backend.tensor", "xlatrainer.backend.executor")),
+    Layer(("xlatrainer.backend.tensor", "xlatrainer.backend.executor", "xlatrainer.backend.cpu_errors")),
     Layer(("xlatrainer.backend.program",)),
-    Layer(("xlatrainer.backend.state", "xlatrainer.backend.shapes", "xlatrainer.backend.runtime")),
+    Layer(("xlatrainer.backend.program_cache",)),
+    Layer(
+        (
+            "xlatrainer.backend.state",
+            "xlatrainer.backend.shapes",
+            "xlatrainer.backend.argument_checks",
+            "xlatrainer.backend.runtime",
+        )
+    ),
     # and plain functions and data; lowerings know nothing of nodes and traces.
     Layer(("xlatrainer.backend.strided",)),
     Layer(

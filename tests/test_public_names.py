@@ -13,6 +13,7 @@ PUBLIC_NAMES = {
     "Trainer",
     "__version__",
     "callbacks",
+    "compile",
     "counters",
     "data",
     "device",

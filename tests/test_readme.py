@@ -12,14 +12,16 @@ README = (ROOT / "README.md").read_text()
 def test_the_examples_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 3
     names: dict[str, object] = {}
     for example in examples:
-        exec(compile(example, "README.md", "exec"), names)  # the second goes on from the first
+        exec(compile(example, "README.md", "exec"), names)  # each goes on from those before
     history = names["history"]
     assert history.history["val_accuracy"][-1] > 0.97  # type: ignore[attr-defined]
     assert (tmp_path / "model.pt").stat().st_size > 0
-    assert "tensor([" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "tensor([" in printed
+    assert printed.endswith(" replayed\n")
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])

@@ -6,6 +6,7 @@ history = xla.Trainer(model, optimizer="adam", metrics=["accuracy"]).fit(loader,
 
 from xlatrainer import callbacks, data, metrics, strategies
 from xlatrainer.backend import counters
+from xlatrainer.backend.capture import compile
 from xlatrainer.backend.device import (
     device,
     device_count,
@@ -23,6 +24,7 @@ __all__ = [
     "Trainer",
     "__version__",
     "callbacks",
+    "compile",
     "counters",
     "data",
     "device",

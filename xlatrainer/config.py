@@ -44,6 +44,18 @@ SETTINGS: dict[str, Setting] = {
     "check_indices": Setting(
         "XLATRAINER_CHECK_INDICES", "on", "whether programs compiled from now on check indices", ("on", "off")
     ),
+    "replay": Setting("XLATRAINER_REPLAY", "on", "whether a stable step is run without its Python", ("on", "off")),
+    "cache_dir": Setting(
+        "XLATRAINER_CACHE_DIR",
+        "",
+        "the folder of compiled programs, or off; empty: xlatrainer in the user's cache folder",
+    ),
+    "cache_readonly": Setting(
+        "XLATRAINER_CACHE_READONLY", "off", "whether compiled programs are only read from the cache", ("on", "off")
+    ),
+    "cache_megabytes": Setting(
+        "XLATRAINER_CACHE_MEGABYTES", 2048, "the size of the cache beyond which the least recently used programs go"
+    ),
     "max_pending_nodes": Setting(
         "XLATRAINER_MAX_PENDING_NODES", 2000, "nodes after which the next host-to-device copy ends the trace"
     ),

@@ -5,12 +5,13 @@
     ├── CompileError         XLA refused the program; lists what was recorded last
     ├── ExecutionError       a compiled program failed while it ran
     ├── LostValueError       a tensor whose program failed was read
-    └── ForkedProcessError   the device was touched in a forked child
+    ├── ForkedProcessError   the device was touched in a forked child
+    └── CacheError           a file of the cache of compiled programs cannot be used
 
 Wrong arguments raise `ValueError` and `TypeError`, and operators raise what CPU torch raises.
 """
 
-__all__ = ["CompileError", "ExecutionError", "ForkedProcessError", "LostValueError", "LoweringError"]
+__all__ = ["CacheError", "CompileError", "ExecutionError", "ForkedProcessError", "LostValueError", "LoweringError"]
 
 
 class LoweringError(RuntimeError):
@@ -31,3 +32,7 @@ class LostValueError(RuntimeError):
 
 class ForkedProcessError(RuntimeError):
     """The `xla` device of a parent process was used in a forked child."""
+
+
+class CacheError(RuntimeError):
+    """A file of the cache of compiled programs is damaged. Never seen by a user: the program is compiled anew."""

@@ -135,3 +135,66 @@ def test_equal_reads_one_truth_value() -> None:
     assert not torch.equal(torch.full((2,), NAN, device="xla"), torch.full((2,), NAN, device="xla"))
     with pytest.raises(RuntimeError, match="one device"):
         torch.equal(x.to("xla"), x)
+
+
+def _learned_quantization(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> Any:
+    inputs = [tensor.clone().requires_grad_() for tensor in (x, scale, zero)]
+    if scale.numel() > 1:
+        result = torch._fake_quantize_learnable_per_channel_affine(*inputs, 1, -8, 7, 0.5)
+    else:
+        result = torch._fake_quantize_learnable_per_tensor_affine(*inputs, -8, 7, 0.5)
+    return result, torch.autograd.grad((result * result).sum(), inputs)
+
+
+def test_fake_quantization_that_is_learned() -> None:
+    x = _matrix(9, 3) * 2
+    _assert_same(_learned_quantization, x, torch.tensor([0.1]), torch.tensor([0.6]), tolerance=1e-4)
+    scales, zeros = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.6, 0.0, 1.0])
+    _assert_same(_learned_quantization, x, scales, zeros, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int8, torch.int64, torch.bool])
+def test_hash_tensor(dtype: torch.dtype) -> None:
+    x = (_matrix(3, 4) * 5).to(dtype)
+    _assert_same(torch.hash_tensor, x)
+    _assert_same(lambda x: torch.hash_tensor(x, dim=1, keepdim=True), x)
+
+
+@pytest.mark.parametrize("options", [(16,), (16, False), (5, True, 3.0), (1,), (0,)], ids=str)
+def test_kaiser_window(options: tuple[Any, ...]) -> None:
+    for dtype in (torch.float32, torch.float64):
+        _assert_same(lambda x, d=dtype: torch.kaiser_window(*options, dtype=d, device=x.device), X)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # torch compiles decompositions at the first forward-mode derivative
+def test_derivatives_of_gates() -> None:
+    x, change = _matrix(3, 4), _matrix(4, 3).t()
+    _assert_same(lambda x, dx: torch.func.jvp(lambda t: torch.nn.functional.glu(t, 1), (x,), (dx,)), x, change)
+    backward = torch.ops.aten.glu_backward_jvp
+    _assert_same(
+        lambda g, x, dg, dx: backward(torch.ops.aten.glu_backward(g, x, 1), g, x, dg, dx, 1),
+        _matrix(3, 2),
+        x,
+        _matrix(2, 3).t(),
+        change,
+    )
+
+
+def test_masked_softmax() -> None:
+    scores, mask = _matrix(2, 3, 5, 5), _matrix(2, 3, 5, 5) > 0
+    mask[0, 0, 0] = True
+    masked, backward = torch.ops.aten._masked_softmax, torch.ops.aten._masked_softmax_backward
+    _assert_same(lambda s, m: masked(s, m, 3, 2), scores, mask)
+    _assert_same(lambda s, m: masked(s, m, 1, 2), scores, mask)
+    _assert_same(lambda s, m: masked(s, m, 3, 0), scores, mask[0, 1])
+    _assert_same(lambda s, m: masked(s, m, 3, 1), scores, mask[0, 1, :2])
+    mask[0, 0, 0] = False
+    _assert_same(lambda g, s, m: backward(g, masked(s, m, 3, 2), m, 3), _matrix(2, 3, 5, 5) * 2, scores, mask)
+
+
+def test_small_remainders() -> None:
+    x, whole = _matrix(3, 4), torch.arange(5)
+    _assert_same(lambda x: torch.bucketize(0.5, x[0].sort().values), x)
+    _assert_same(lambda x: x.clone().__ilshift__(2), whole)
+    _assert_same(lambda x, y: x.clone().__irshift__(y), whole * 9, whole)
+    _assert_same(lambda x: torch.ops.aten._upsample_lanczos2d_aa(x, [5, 7], False), _matrix(1, 2, 9, 8))

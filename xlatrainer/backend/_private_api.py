@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import jax
 import torch
+from jax._src.interpreters import pxla
+from jax._src.lib import xla_client
 from torch._C import DispatchKey
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
     "AUTOGRAD_KEY",
@@ -17,12 +20,19 @@ __all__ = [
     "alias_as_strided",
     "alias_view",
     "all_overloads",
+    "ambient_state",
+    "call_autograd_kernel",
     "call_composite_kernel",
     "call_meta_kernel",
     "create_tensor",
+    "function_transforms_active",
     "has_kernel",
+    "load_executable",
     "register_backend",
+    "serialize_executable",
+    "tree_flatten",
     "tree_map",
+    "tree_unflatten",
 ]
 
 BACKEND_KEY = "PrivateUse1"
@@ -86,6 +96,19 @@ def call_composite_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
     return overload._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
 
+def call_autograd_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
+    """What torch does at its autograd key: record the gradient that torch has for `overload`, and go on to our kernel.
+
+    For a kernel of ours at that key, of which torch cannot be asked for "the one before".
+    """
+    return overload._op_dk(DispatchKey.Autograd, *args, **kwargs)
+
+
+def function_transforms_active() -> bool:
+    """True inside of `torch.func` (vmap, grad, ...), where an `autograd.Function` must be written in another style."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
 class _Hooks(torch._C._acc.PrivateUse1Hooks):
     def is_available(self) -> bool:
         return True
@@ -144,3 +167,51 @@ def all_overloads() -> list[Any]:
 def has_kernel(overload: Any, key: str) -> bool:
     """True if `overload` has a kernel registered for exactly this dispatch key (alias keys count as themselves)."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key)
+
+
+def ambient_state() -> tuple[Any, ...]:
+    """torch's modes on this thread that change what a function records, to compare.
+
+    Whether a `TorchDispatchMode` or `TorchFunctionMode` is active can be asked of `torch._C` alone (torch 2.11+).
+    """
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("xla"),
+        torch.get_autocast_dtype("xla"),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._len_torch_function_stack(),
+    )
+
+
+def serialize_executable(compiled: Any) -> bytes:
+    """What XLA writes of a compiled program.
+
+    `jax.experimental.serialize_executable` does the same, but its format is a pickle, which runs code when it is read.
+    """
+    executable = compiled.runtime_executable()
+    return bytes(executable.client.serialize_executable(executable))
+
+
+def load_executable(content: bytes, outputs: Sequence[Any], device: Any) -> Callable[..., list[Any]]:
+    """A function that runs what `serialize_executable` wrote, on one device (jax 0.10).
+
+    Args:
+        content: the serialized program.
+        outputs: a `jax.ShapeDtypeStruct` for each result.
+        device: the JAX device to run on.
+    """
+    executable = device.client.deserialize_executable(content, executable_devices=xla_client.DeviceList((device,)))
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    handlers = [
+        pxla.global_aval_to_result_handler(jax.core.ShapedArray(output.shape, output.dtype), sharding, True)
+        for output in outputs
+    ]
+
+    def run(*inputs: Any) -> list[Any]:
+        arrays = [x if isinstance(x, jax.Array) else jax.device_put(x, device) for x in inputs]
+        return list(executable.execute_sharded(arrays).consume_with_handlers(handlers))
+
+    return run

@@ -2,13 +2,15 @@
 
 These stand before autograd, which differentiates what they call. Each hands all other calls to torch's own composition.
 
-May import: torch.
+May import: torch, counters.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from xlatrainer.backend import counters
 
 __all__ = ["COMPOSITES"]
 
@@ -82,7 +84,9 @@ def ctc_loss(
 
 def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
     """The bounds are read, since the result is as long as the largest number."""
-    if self.dim() != 1 or self.is_floating_point():
+    if self.is_floating_point() or self.is_complex():
+        raise NotImplementedError(f"aten::bincount is not implemented for {self.dtype}: it counts integers")
+    if self.dim() != 1:
         raise RuntimeError(
             f"bincount only supports 1-d non-negative integral inputs, got {self.dtype}{list(self.shape)}"
         )
@@ -90,6 +94,7 @@ def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength:
         raise RuntimeError(f"minlength should be >= 0, got {minlength}")
     if not self.numel():
         return torch.zeros(minlength, dtype=torch.int64, device=self.device)
+    counters.add("sync::bincount")
     low, high = torch.stack(torch.aminmax(self)).tolist()
     if low < 0:
         raise RuntimeError(f"bincount only supports 1-d non-negative integral inputs, got {low}")
@@ -147,8 +152,26 @@ def _one_attention(
     return mask.dim() in (2, 4) and all(length in (1, whole) for length, whole in fits)
 
 
+def _packed_scalars(name: str) -> Callable[..., Any]:
+    """A foreach operator whose scalars come as one tensor, which torch reads and wants on the CPU."""
+
+    def call(self: Any, tensor1: Any, tensor2: Any, scalars: torch.Tensor) -> Any:
+        if scalars.device.type != "cpu" or scalars.dim() != 1:
+            raise RuntimeError(
+                f"Expected scalars to be on CPU and of dimension 1, got {scalars.device} and {scalars.dim()} instead "
+                f"({name})"
+            )
+        return getattr(aten, name).ScalarList(self, tensor1, tensor2, scalars.tolist())
+
+    return call
+
+
 # By overload, without `aten::`.
 COMPOSITES: dict[str, Callable[..., Any]] = {
+    **{
+        f"{name}.Tensor": _packed_scalars(name)
+        for name in ("_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_addcmul", "_foreach_addcmul_")
+    },
     "bincount": bincount,
     "cross_entropy_loss": cross_entropy_loss,
     "ctc_loss.IntList": ctc_loss,

@@ -1,7 +1,9 @@
 """Counters of what the device did: programs compiled and run, transfers, CPU fallbacks.
 
 Names: `UncachedCompile` (programs compiled), `CachedCompile` (programs found in the cache), `Execute` (programs run),
-`TransferToDevice`, `TransferFromDevice` (tensors copied), `aten::<operator>` (runs of that operator on the CPU).
+`TransferToDevice`, `TransferFromDevice` (tensors copied), `aten::<operator>` (runs of that operator on the CPU),
+`sync::<operator>` (runs of that operator that ended the trace and waited for a number, since the shape of its result,
+or what Python does next, depends on data).
 """
 
 import threading

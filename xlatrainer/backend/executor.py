@@ -4,10 +4,11 @@ The identity of a program is the tree node where its trace ended and which of th
 Buffers of leaves that nothing refers to any more (old parameters, old optimizer state) are donated: XLA writes results
 into them.
 
-May import: program, state, ir, runtime, counters, errors.
+May import: program, state, source, ir, runtime, counters, errors.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,10 +16,11 @@ import numpy as np
 from xlatrainer.backend import counters, runtime
 from xlatrainer.backend.ir import Trace, Value
 from xlatrainer.backend.program import Program
+from xlatrainer.backend.source import user_line
 from xlatrainer.backend.state import state
 from xlatrainer.errors import ExecutionError, LostValueError
 
-__all__ = ["Lost", "raise_failed_checks", "run_pending", "wait"]
+__all__ = ["Lost", "raise_failed_checks", "run_pending", "start", "wait"]
 
 
 class Lost:
@@ -26,6 +28,11 @@ class Lost:
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
+
+    @classmethod
+    def by(cls, error: BaseException) -> "Lost":
+        """For what `error` kept from being computed."""
+        return cls(f"{type(error).__name__}: {error}".partition("\n")[0])
 
     def error(self) -> LostValueError:
         return LostValueError(f"the value of this tensor was lost: {self.reason}")
@@ -45,35 +52,38 @@ def _find(trace: Trace, live: list[Value], dead: Sequence[bool]) -> Program:
             counters.add("CachedCompile")
             return program
     program = Program(trace, outputs, dead)
-    counters.add("UncachedCompile")
+    if not program.from_disk:
+        counters.add("UncachedCompile")
     programs.append(program)
     return program
 
 
-def run_pending() -> None:
+def run_pending() -> Program | None:
     """Compile (if new) and start what was recorded since the last call; does not wait for the results.
 
-    With nothing pending, or nothing that anybody can still read, it does nothing.
+    Returns the program that was started. With nothing pending, or nothing that anybody can still read, it does nothing
+    and returns None.
     """
     with state.lock:
         raise_failed_checks()
         trace = state.trace
         if not trace.num_nodes:
-            return
+            return None
+        if state.observer is not None:
+            state.observer.interrupted("what was recorded until then is run", user_line())
         trace.views.clear()
         live = [value for value in (ref() for ref in trace.pending) if value is not None]
         random = (state.seed, state.random_offset)
         state.new_trace()
         try:
-            if live:
-                _run(trace, live, random)
+            return _run(trace, live, random) if live else None
         finally:
             trace.leaves.clear()
             trace.pending.clear()
             trace.overwritten.clear()
 
 
-def _run(trace: Trace, live: list[Value], random: tuple[int, int]) -> None:
+def _run(trace: Trace, live: list[Value], random: tuple[int, int]) -> Program:
     try:
         for leaf in trace.leaves:
             if isinstance(leaf.buffer, Lost):
@@ -85,22 +95,35 @@ def _run(trace: Trace, live: list[Value], random: tuple[int, int]) -> None:
             if given and not is_dead:  # somebody keeps the old value this time: give a copy away
                 buffers[index] = jax.numpy.copy(buffers[index])
         trace.leaves.clear()
-        try:
-            results = program.run(buffers, trace.floats, trace.ints, random)
-        except jax.errors.JaxRuntimeError as error:
-            raise ExecutionError(f"the program failed: {error}\n{program.describe()}") from error
+        results = start(program, buffers, trace.floats, trace.ints, random)
     except BaseException as error:
-        lost = Lost(f"{type(error).__name__}: {error}".partition("\n")[0])
+        lost = Lost.by(error)
         for value in live:
             value.buffer = lost
         _undo(trace)
         raise
-    counters.add("Execute")
-    if program.checks:
-        state.checks.append((program, results.pop()))
     by_slot = dict(zip(program.outputs, results, strict=True))
     for value in live:
         value.buffer = by_slot[value.slot]
+    return program
+
+
+def start(
+    program: Program, buffers: list[Any], floats: list[float], ints: list[int], random: tuple[int, int]
+) -> list[Any]:
+    """Start a program; returns the arrays of its outputs, which may still be being computed.
+
+    Raises:
+        ExecutionError: if it fails at once. Buffers that it was given are lost then.
+    """
+    try:
+        results = program.run(buffers, floats, ints, random)
+    except jax.errors.JaxRuntimeError as error:
+        raise ExecutionError(f"the program failed: {error}\n{program.describe()}") from error
+    counters.add("Execute")
+    if program.checks:
+        state.checks.append((program, results.pop()))
+    return results
 
 
 def raise_failed_checks() -> None:

@@ -77,9 +77,10 @@ class Operation:
         num_ints: the same for ints.
         random: true if the operator draws random numbers.
         detail: the static arguments, for people.
+        identity: a text that, with the name, says everything static, the same in every process; None if there is none.
     """
 
-    __slots__ = ("detail", "lower", "name", "num_floats", "num_ints", "outputs", "random")
+    __slots__ = ("detail", "identity", "lower", "name", "num_floats", "num_ints", "outputs", "random")
 
     def __init__(
         self,
@@ -91,6 +92,7 @@ class Operation:
         num_ints: int = 0,
         random: bool = False,
         detail: str = "",
+        identity: str | None = None,
     ) -> None:
         self.name = name
         self.lower = lower
@@ -99,6 +101,7 @@ class Operation:
         self.num_ints = num_ints
         self.random = random
         self.detail = detail
+        self.identity = identity
 
     def __repr__(self) -> str:
         return f"{self.name}({self.detail})" if self.detail else self.name
@@ -107,7 +110,7 @@ class Operation:
 def device_data(spec: Spec) -> Operation:
     """The operation of a leaf of this spec."""
     if spec.leaf is None:
-        spec.leaf = Operation("xla::device_data", None, (spec,))
+        spec.leaf = Operation("xla::device_data", None, (spec,), identity=repr(spec))
     return spec.leaf
 
 

@@ -1,4 +1,4 @@
-"""One kernel for each overload of `aten`, registered with torch for the `xla` device.
+"""One kernel for each overload of `aten`, and of other libraries' operators that we know, registered for `xla`.
 
 Which kernel an overload gets follows from its schema and the lowerings there are:
 
@@ -10,27 +10,38 @@ Which kernel an overload gets follows from its schema and the lowerings there ar
 May import: everything in backend below the device.
 """
 
-import math
-import warnings
-from collections.abc import Callable
-from typing import Any
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
-from xlatrainer.backend import storage_kernels
+from xlatrainer.backend import counted_kernels, detection_kernels, inference_kernels, storage_kernels
 from xlatrainer.backend._private_api import AUTOGRAD_KEY, BACKEND_KEY, all_overloads, has_kernel
 from xlatrainer.backend.composites import COMPOSITES
+from xlatrainer.backend.cpu_errors import refuse_out_dtype
 from xlatrainer.backend.fallback import run_on_cpu
+from xlatrainer.backend.gradients import GRADIENTS
 from xlatrainer.backend.ir import Value
-from xlatrainer.backend.lowerings.registry import Lowering, find
+from xlatrainer.backend.lowerings.registry import Lowering, find, foreign, resolve
+from xlatrainer.backend.overlap import check_written, plain_tensors
 from xlatrainer.backend.recorder import Recorder
-from xlatrainer.backend.schema import Signature, functional_twin, gives_results, makes_tensor, signature
+from xlatrainer.backend.schema import (
+    Signature,
+    by_name,
+    functional_twin,
+    gives_results,
+    makes_tensor,
+    signature,
+)
 from xlatrainer.backend.state import state
-from xlatrainer.backend.tensor import assign, from_host, new_tensor
+from xlatrainer.backend.tensor import assign, new_tensor
+from xlatrainer.backend.writing import check_devices, check_memory, fit, is_plain, takes_dtype_of_out
 
-__all__ = ["register_kernels"]
+__all__ = ["Plan", "Served", "plan", "register_kernels"]
 
 Kernel = Callable[..., Any]
+_STRUCTURED = "CompositeExplicitAutogradNonFunctional"
 _NATIVE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
 
 
@@ -41,11 +52,22 @@ def _assemble(values: Any, structure: Any) -> Any:
     return new_tensor(next(values)) if structure else None
 
 
+def _specs(values: Any, structure: Any) -> Any:
+    """Specs in the structure of an operator's results."""
+    if isinstance(structure, tuple):
+        return tuple(_specs(values, item) for item in structure)
+    return next(values).spec if structure else None
+
+
+def _is_list(overload: Any) -> bool:
+    return str(overload._schema.returns[0].type) == "List[Tensor]"
+
+
 def _functional(overload: Any, lowering: Lowering) -> Kernel:
     recorder = Recorder(overload, lowering)
     if lowering.mutates:
         return _updating(recorder, lowering)
-    is_list = str(overload._schema.returns[0].type) == "List[Tensor]"
+    is_list = _is_list(overload)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with state.lock:
@@ -66,13 +88,19 @@ def _updating(recorder: Recorder, lowering: Lowering) -> Kernel:
             values, structure = recorder(args, kwargs)
             rest = iter(values)
             results = _assemble(rest, structure)
-            given = {**dict(zip(recorder.names, args, strict=False)), **kwargs}
-            for name in lowering.mutates:
-                if given.get(name) is not None:
-                    assign(given[name], next(rest))
+            _update(recorder, lowering, args, kwargs, rest)
             return results
 
     return kernel
+
+
+def _update(recorder: Recorder, lowering: Lowering, args: Any, kwargs: Any, values: Iterator[Value]) -> None:
+    """Assign what follows an operator's results to the arguments that it updates unsaid."""
+    if lowering.mutates:
+        given = by_name(recorder.names, args, kwargs)
+        for name in lowering.mutates:
+            if given.get(name) is not None:
+                assign(given[name], next(values))
 
 
 def _in_place(overload: Any, lowering: Lowering, sig: Signature) -> Kernel:
@@ -84,6 +112,8 @@ def _in_place(overload: Any, lowering: Lowering, sig: Signature) -> Kernel:
         with state.lock:
             values, _ = recorder(args, kwargs)
             written = [args[p] if p < len(args) else kwargs[recorder.names[p]] for p in positions]
+            if recorder.saw_view:
+                check_written(recorder.name, written[0], plain_tensors(args[1:]))
             rest = iter(values)
             for item in written:
                 for tensor in item if isinstance(item, list) else (item,):
@@ -104,7 +134,7 @@ def _with_results(twin: Any, lowering: Lowering, sig: Signature) -> Kernel:
             values, structure = recorder(args, kwargs)
             rest = iter(values)
             results = _assemble(rest, structure[: -len(sig.written)])
-            given = {**dict(zip(recorder.names, args, strict=False)), **kwargs}
+            given = by_name(recorder.names, args, kwargs)
             for name in sig.written:
                 assign(given[name], next(rest))
             return results if len(results) > 1 else results[0]
@@ -112,53 +142,38 @@ def _with_results(twin: Any, lowering: Lowering, sig: Signature) -> Kernel:
     return kernel
 
 
-def _out(twin: Any, lowering: Lowering, sig: Signature) -> Kernel:
+def _out(overload: Any, twin: Any, lowering: Lowering, sig: Signature) -> Kernel:
     recorder = Recorder(twin, lowering)
     factory = makes_tensor(twin)
+    single = len(sig.written) == 1 and not lowering.mutates and len(twin._schema.returns) == 1 and not _is_list(twin)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        outs = [kwargs.pop(name) for name in sig.written]
+        outs = {name: kwargs.pop(name) for name in sig.written}
+        given = [*outs.values()]
+        targets = plain_tensors(given)
+        check_devices(overload, targets)
         if factory:
-            kwargs = {"dtype": outs[0].dtype, "device": outs[0].device, **kwargs}
+            kwargs = {"dtype": targets[0].dtype, "device": targets[0].device, **kwargs}
         with state.lock:
-            values, _ = recorder(args, kwargs)
-            targets = [tensor for out in outs for tensor in (out if isinstance(out, list) else [out])]
-            for target, value in zip(targets, values, strict=True):
-                _write_out(recorder.name, target, value)
-        return outs[0] if len(outs) == 1 else tuple(outs)
+            values, structure = recorder(args, kwargs)
+            if single and is_plain(targets[0], values[0].spec, args):
+                assign(targets[0], values[0])
+                return targets[0]
+            if any(target.dtype is not value.spec.dtype for target, value in zip(targets, values, strict=False)):
+                result = values[0].spec if structure is None else _specs(iter(values), structure)
+                refuse_out_dtype(overload, twin, args, kwargs, outs, result)
+                if takes_dtype_of_out(overload, kwargs):
+                    values, _ = recorder(args, {**kwargs, "dtype": targets[0].dtype})
+            check_memory(overload, outs, args, kwargs)
+            resized = [fit(recorder.name, out, value.spec) for out, value in zip(targets, values, strict=False)]
+            if any(resized):  # what has grown may meet an input now
+                check_memory(overload, outs, args, kwargs)
+            for target, value in zip(targets, values, strict=False):
+                assign(target, value)
+            _update(recorder, lowering, args, kwargs, iter(values[len(targets) :]))
+        return given[0] if len(given) == 1 else tuple(given)
 
     return kernel
-
-
-def _write_out(name: str, out: torch.Tensor, value: Value) -> None:
-    spec = value.spec
-    if not torch.can_cast(spec.dtype, out.dtype):
-        raise RuntimeError(
-            f"result type {_type_name(spec.dtype)} can't be cast to the desired output type {_type_name(out.dtype)}"
-            f" (out= of {name})"
-        )
-    if tuple(out.shape) != spec.shape:
-        if math.prod(out.shape):
-            warnings.warn(
-                f"An output with one or more elements was resized since it had shape {list(out.shape)}, which "
-                f"does not match the required output shape {list(spec.shape)} (out= of {name}). Resize it "
-                "first: `out.resize_(0)`",
-                UserWarning,
-                stacklevel=2,
-            )
-        storage_kernels.resize_(out, spec.shape)
-    assign(out, value)
-
-
-_TYPE_NAMES = {
-    torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.bfloat16: "BFloat16",
-    torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
-    torch.bool: "Bool", torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
-}  # fmt: skip
-
-
-def _type_name(dtype: torch.dtype) -> str:
-    return _TYPE_NAMES.get(dtype, str(dtype))
 
 
 def _cpu(overload: Any) -> Kernel:
@@ -173,60 +188,111 @@ def _guarded(kernel: Kernel, overload: Any, lowering: Lowering) -> Kernel:
     supports = lowering.supports
     if supports is None:
         return kernel
+    outs = {argument.name for argument in overload._schema.arguments if argument.is_out}
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        if supports(*args, **kwargs):
+        if supports(*args, **{name: arg for name, arg in kwargs.items() if name not in outs}):
             return kernel(*args, **kwargs)
         return run_on_cpu(overload, args, kwargs)
 
     return guarded
 
 
-def _moving_indices(kernel: Kernel, position: int) -> Kernel:
-    """`kernel` for an operator whose list of index tensors may lie on the CPU (`tensor[[0, 2]]`), as on any device."""
+class Served(enum.Enum):
+    """How calls of an overload run on the device."""
 
-    def moving(*args: Any, **kwargs: Any) -> Any:
-        with state.lock:
-            indices = [
-                new_tensor(from_host(index)) if index is not None and index.device.type == "cpu" else index
-                for index in args[position]
-            ]
-        return kernel(*args[:position], indices, *args[position + 1 :], **kwargs)
+    LOWERING = "lowering"
+    TWIN = "lowering of the functional form"
+    BY_HAND = "kernel of its own"
+    COMPOSITE = "composition of its own"
+    TORCH = "made of others by torch"
+    CPU = "on the CPU"
 
-    return moving
+
+class Plan(NamedTuple):
+    """How calls of an overload run, and what of: the lowering, and for a form that writes the twin it belongs to."""
+
+    served: Served
+    lowering: Lowering | None = None
+    twin: Any = None
+
+
+_by_hand = {**storage_kernels.kernels(), **counted_kernels.kernels(), **inference_kernels.kernels()}
+
+
+def plan(overload: Any) -> Plan:
+    """How calls of `overload`, an `OpOverload` of `aten`, run on the device."""
+    name = overload.name()
+    if name.removeprefix("aten::") in COMPOSITES:
+        return Plan(Served.COMPOSITE)
+    if name in _by_hand:
+        return Plan(Served.BY_HAND)
+    lowering = find(name)
+    if lowering is not None:
+        return Plan(Served.LOWERING, lowering)
+    if not signature(overload).functional and not has_kernel(overload, "CompositeImplicitAutograd"):
+        twin = functional_twin(overload)
+        lowering = find(twin.name()) if twin is not None else None
+        if lowering is not None:
+            return Plan(Served.TWIN, lowering, twin)
+    if any(has_kernel(overload, key) for key in _NATIVE):
+        return Plan(Served.TORCH)
+    # What torch registers under this key is made of other operators, unless there is a kernel for the CPU too.
+    composed = has_kernel(overload, _STRUCTURED) and not has_kernel(overload, "CPU")
+    return Plan(Served.TORCH if composed else Served.CPU)
 
 
 def _kernel_for(overload: Any) -> Kernel | None:
     """The kernel of an overload, or None to leave it to torch or to the fallback."""
-    kernel = _recording_kernel_for(overload)
+    served, lowering, twin = plan(overload)
+    if served is Served.BY_HAND:
+        return _by_hand[overload.name()]
+    if served is Served.CPU:
+        # Of a structured operator torch makes `empty` and an out= call, which would hide it from the fallback.
+        return _cpu(overload) if has_kernel(overload, _STRUCTURED) else None
+    if lowering is None:
+        return None
+    kernel = _guarded(_recording_kernel(overload, lowering, twin), overload, lowering)
+    if overload.name() == "aten::repeat_interleave.Tensor":
+        return counted_kernels.with_output_size(kernel)
     for position, argument in enumerate(overload._schema.arguments):
-        if kernel is not None and argument.name == "indices" and str(argument.type) == "List[Optional[Tensor]]":
-            return _moving_indices(kernel, position)
+        if argument.name == "indices" and str(argument.type) == "List[Optional[Tensor]]":
+            base = overload._schema.name.removeprefix("aten::")
+            return counted_kernels.with_plain_indices(base, kernel, position, takes_mask="index_put" in base)
     return kernel
 
 
-def _recording_kernel_for(overload: Any) -> Kernel | None:
-    lowering = find(overload.name())
-    if lowering is not None:
-        return _guarded(_functional(overload, lowering), overload, lowering)
+def _recording_kernel(overload: Any, lowering: Lowering, twin: Any) -> Kernel:
+    if twin is None:
+        return _functional(overload, lowering)
     sig = signature(overload)
-    if not sig.functional and not has_kernel(overload, "CompositeImplicitAutograd"):
-        twin = functional_twin(overload)
-        lowering = find(twin.name()) if twin is not None else None
-        if lowering is not None:
-            if sig.out:
-                kernel = _out(twin, lowering, sig)
-            elif gives_results(overload):
-                kernel = _with_results(twin, lowering, sig)
-            else:
-                kernel = _in_place(overload, lowering, sig)
-            return _guarded(kernel, overload, lowering)
-    if any(has_kernel(overload, key) for key in _NATIVE):
-        return None
-    # What torch registers under this key is made of other operators, unless there is a kernel for the CPU too: then it
-    # is a structured operator, of which torch makes `empty` and an out= call, which would hide it from the fallback.
-    structured = has_kernel(overload, "CompositeExplicitAutogradNonFunctional") and has_kernel(overload, "CPU")
-    return _cpu(overload) if structured else None
+    if sig.out:
+        return _out(overload, twin, lowering, sig)
+    return _with_results(twin, lowering, sig) if gives_results(overload) else _in_place(overload, lowering, sig)
+
+
+def _foreign_kernel(lowering: Lowering) -> Kernel:
+    """A kernel of an operator that another library defines, perhaps later: it is looked up at the first call."""
+    kernel: Kernel | None = None
+
+    def first_call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal kernel
+        if kernel is None:
+            overload = resolve(lowering.name)
+            kernel = _guarded(_functional(overload, lowering), overload, lowering)
+        return kernel(*args, **kwargs)
+
+    return first_call
+
+
+def _register_foreign_kernels() -> None:
+    """torch takes kernels of operators that are not defined yet, so no library is imported for this."""
+    kernels = {name: _foreign_kernel(lowering) for name, lowering in foreign().items()}
+    for name, kernel in {**kernels, **detection_kernels.kernels()}.items():
+        namespace, _, operator = name.partition("::")
+        library = torch.library.Library(namespace, "IMPL")
+        _libraries.append(library)
+        library.impl(operator, kernel, BACKEND_KEY)
 
 
 _libraries: list[torch.library.Library] = []
@@ -237,15 +303,16 @@ def register_kernels() -> None:
     aten = torch.library.Library("aten", "IMPL")
     rest = torch.library.Library("_", "IMPL")
     _libraries.extend((aten, rest))
-    by_hand = storage_kernels.kernels()
     for overload in all_overloads():
-        name = overload.name()
-        kernel = by_hand.get(name) or _kernel_for(overload)
+        kernel = _kernel_for(overload)
         if kernel is not None:
-            aten.impl(name.removeprefix("aten::"), kernel, BACKEND_KEY)
+            aten.impl(overload.name().removeprefix("aten::"), kernel, BACKEND_KEY)
     for composite, function in COMPOSITES.items():
         for key in (AUTOGRAD_KEY, BACKEND_KEY):
             aten.impl(composite, function, key)
+    for name, function in GRADIENTS.items():
+        aten.impl(name, function, AUTOGRAD_KEY)
+    _register_foreign_kernels()
     rest.fallback(run_fallback, BACKEND_KEY)
 
 

@@ -1,23 +1,32 @@
 """A compiled program: the lowerings of a trace's nodes, called one after the other under `jax.jit`.
 
 Owns what the program takes (leaves, lifted numbers, random state), what it gives (values, failed checks) and which
-leaves are donated. Knows nothing of tensors. May import: ir, runtime, lowerings.checks, dtypes, config, errors.
+leaves are donated. Knows nothing of tensors. May import: program_cache, ir, runtime, lowerings.checks, dtypes, config,
+errors.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from xlatrainer import config
-from xlatrainer.backend import runtime
-from xlatrainer.backend.ir import Node, Trace
+from xlatrainer.backend import program_cache, runtime
+from xlatrainer.backend.ir import Node, Spec, Trace
 from xlatrainer.backend.lowerings.checks import Check, collecting, first_failure
 from xlatrainer.errors import CompileError, LoweringError
 
-__all__ = ["Program"]
+__all__ = ["Program", "compiled_function", "lower_program", "random_words"]
+
+
+class Failing(NamedTuple):
+    """What may fail for a program's data: the exception, its message, and the node that checks it."""
+
+    kind: type[Exception]
+    message: str
+    node: int
 
 
 class Program:
@@ -27,7 +36,9 @@ class Program:
         outputs: slots of the values it computes, in order.
         donated: for each leaf, whether its buffer is given to the program.
         nodes: the recorded nodes, with the user's lines.
-        checks: what may fail for its data, with the node that checks; if there is any, the last output says which did.
+        specs: of each output.
+        checks: what may fail for its data; if there is any, the last output says which did.
+        from_disk: whether it came from the cache on disk, already compiled.
     """
 
     def __init__(self, trace: Trace, outputs: tuple[int, ...], dead: Sequence[bool]) -> None:
@@ -36,9 +47,20 @@ class Program:
         self.floats = len(trace.floats)
         self.ints = len(trace.ints)
         self.random = trace.random_draws > 0
-        self.checks: list[tuple[Check, Node]] = []
-        self.donated = _donations(self.nodes, outputs, dead)
-        self.compiled = self._compile([leaf.buffer for leaf in trace.leaves])
+        self.checks: list[Failing] = []
+        by_slot = _specs(self.nodes)
+        self.specs = [by_slot[slot] for slot in outputs]
+        self.donated = _donations(self.nodes, self.specs, dead)
+        key = program_cache.key_of(self.nodes, outputs, self.donated, (self.floats, self.ints))
+        kept = None if key is None else program_cache.load(key, self.specs)
+        self.from_disk = kept is not None
+        if kept is not None:
+            self.checks = [Failing(*check) for check in kept.checks]
+            self.compiled = kept.run
+        else:
+            self.compiled = self._compile([leaf.buffer for leaf in trace.leaves])
+            if key is not None:
+                program_cache.store(key, self.compiled, self.checks)
 
     def _compile(self, leaves: list[Any]) -> Any:
         arguments = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
@@ -47,16 +69,17 @@ class Program:
         arguments += [jax.ShapeDtypeStruct((4,), np.uint32)] if self.random else []
         donate = tuple(i for i, given in enumerate(self.donated) if given)
 
-        def step(*inputs: Any) -> list[Any]:
-            return _lower(self, list(inputs))
+        def xla_trace(*inputs: Any) -> list[Any]:
+            leaves = list(inputs)
+            random: Any = leaves.pop() if self.random else None
+            ints: Any = leaves.pop() if self.ints else ()
+            floats: Any = leaves.pop() if self.floats else ()
+            return lower_program(self, leaves, floats, ints, random)
 
-        step.__name__ = "xla_trace"
-        with runtime.x64(), jax.default_device(runtime.default_device()):
-            lowered = jax.jit(step, donate_argnums=donate, keep_unused=True).lower(*arguments)
-            try:
-                return lowered.compile(compiler_options=runtime.compiler_options())
-            except jax.errors.JaxRuntimeError as error:
-                raise CompileError(f"XLA could not compile the program: {error}\n{self.describe()}") from error
+        try:
+            return compiled_function(xla_trace, arguments, donate)
+        except jax.errors.JaxRuntimeError as error:
+            raise CompileError(f"XLA could not compile the program: {error}\n{self.describe()}") from error
 
     def run(self, leaves: list[Any], floats: list[float], ints: list[int], random: tuple[int, int]) -> list[Any]:
         """Start the program; returns its output arrays, which may still be being computed."""
@@ -66,8 +89,7 @@ class Program:
         if self.ints:
             inputs.append(np.array(ints, np.int64))
         if self.random:
-            words = [half for number in random for half in (number & 0xFFFFFFFF, (number >> 32) & 0xFFFFFFFF)]
-            inputs.append(np.array(words, np.uint32))
+            inputs.append(random_words(*random))
         with runtime.x64():
             return self.compiled(*inputs)
 
@@ -76,9 +98,10 @@ class Program:
         first, value = np.asarray(code).tolist()
         if first < 0:
             return None
-        check, node = self.checks[first]
-        message = check.message.format(value=value)
-        return check.kind(f"{message} ({node.operation.name}, recorded at {node.line})")
+        failing = self.checks[first]
+        node = self.nodes[failing.node]
+        message = failing.message.format(value=value)
+        return failing.kind(f"{message} ({node.operation.name}, recorded at {node.line})")
 
     def describe(self, last: int = 8) -> str:
         """The last operators of the program with the user's lines."""
@@ -88,16 +111,19 @@ class Program:
         return "recorded operators, the last one last:\n" + "\n".join(head + lines[-last:])
 
 
-def _donations(nodes: list[Node], outputs: tuple[int, ...], dead: Sequence[bool]) -> list[bool]:
-    """Which leaves to donate: the dead ones, as far as there are outputs of the same shape and dtype to write there."""
-    specs: dict[int, Any] = {}
-    leaves = []
+def _specs(nodes: list[Node]) -> dict[int, Spec]:
+    """The spec of every slot."""
+    specs: dict[int, Spec] = {}
     for node in nodes:
         first = node.num_slots - len(node.operation.outputs)
         specs.update((first + i, spec) for i, spec in enumerate(node.operation.outputs))
-        if node.operation.lower is None:
-            leaves.append(node.operation.outputs[0])
-    free = Counter(specs[slot] for slot in outputs)
+    return specs
+
+
+def _donations(nodes: list[Node], outputs: list[Spec], dead: Sequence[bool]) -> list[bool]:
+    """Which leaves to donate: the dead ones, as far as there are outputs of the same shape and dtype to write there."""
+    leaves = [node.operation.outputs[0] for node in nodes if node.operation.lower is None]
+    free = Counter(outputs)
     donated = []
     for spec, is_dead in zip(leaves, dead, strict=True):
         give = is_dead and free[spec] > 0
@@ -119,16 +145,29 @@ def _needed(program: Program) -> set[int]:
     return needed
 
 
-def _lower(program: Program, inputs: list[Any]) -> list[Any]:
-    """The body of the program: lowers node by node. Runs once, under jax's tracing."""
-    random: Any = inputs.pop() if program.random else None
-    ints: Any = inputs.pop() if program.ints else ()
-    floats: Any = inputs.pop() if program.floats else ()
+def random_words(seed: int, offset: int) -> np.ndarray[Any, Any]:
+    """The random state as a program takes it: uint32[4], the low half of each number first."""
+    return np.array([half for number in (seed, offset) for half in (number & 0xFFFFFFFF, number >> 32)], np.uint32)
+
+
+def compiled_function(function: Any, arguments: Sequence[Any], donate: Sequence[int]) -> Any:
+    """`function` of these arguments (arrays, or their shapes and dtypes), compiled for the device."""
+    with runtime.x64(), jax.default_device(runtime.default_device()):
+        lowered = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*arguments)
+        return lowered.compile(compiler_options=runtime.compiler_options())
+
+
+def lower_program(program: Program, inputs: list[Any], floats: Any, ints: Any, random: Any) -> list[Any]:
+    """The body of the program, node by node: its outputs, and the result of its checks if there are any.
+
+    Runs under jax's tracing. `inputs` are the leaves, `floats`, `ints` and `random` the other inputs, as in `run`.
+    """
     base_key = None
     if random is not None:
         base_key = jax.random.wrap_key_data(jax.numpy.concatenate([random[:2], random[:2]]), impl="rbg")
     needed = _needed(program)
     checking = config.get("check_indices") == "on"
+    checks: list[Check] = []
     program.checks.clear()
     env: dict[int, Any] = {}
     leaves = iter(inputs)
@@ -147,7 +186,7 @@ def _lower(program: Program, inputs: list[Any]) -> list[Any]:
             own_ints = ints[num_ints : num_ints + operation.num_ints]
             operands = [env[slot] for slot in node.operands]
             try:
-                with collecting() as checks:
+                with collecting() as found:
                     results = operation.lower(operands, own_floats, own_ints, key)
             except Exception as error:
                 raise LoweringError(
@@ -155,9 +194,10 @@ def _lower(program: Program, inputs: list[Any]) -> list[Any]:
                 ) from error
             env.update((first + i, result) for i, result in enumerate(results))
             if checking:
-                program.checks += [(check, node) for check in checks]
+                checks += found
+                program.checks += [Failing(check.kind, check.message, index) for check in found]
         num_floats += operation.num_floats
         num_ints += operation.num_ints
         draws += operation.random
     outputs = [env[slot] for slot in program.outputs]
-    return [*outputs, first_failure([check for check, _ in program.checks])] if program.checks else outputs
+    return [*outputs, first_failure(checks)] if checks else outputs

@@ -7,21 +7,23 @@ lowering bound.
 
 All calls must be made with `state.lock` held.
 
-May import: ir, state, tensor, shapes, lowerings.registry, schema, dtypes.
+May import: ir, state, tensor, shapes, cpu_errors, lowerings.registry, schema, dtypes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import torch
 
+from xlatrainer.backend.argument_checks import number_check
+from xlatrainer.backend.cpu_errors import infer_or_refuse
 from xlatrainer.backend.dtypes import number_dtype, opmath, to_numpy
 from xlatrainer.backend.ir import Operation, Spec, Value, make_spec
 from xlatrainer.backend.lowerings.registry import Lowering, Number
-from xlatrainer.backend.schema import lifted_positions
-from xlatrainer.backend.shapes import infer, meta_tensor
+from xlatrainer.backend.schema import argument_names, by_name, lifted_positions
+from xlatrainer.backend.shapes import as_meta
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import convert_array, value_of
 from xlatrainer.errors import LoweringError
@@ -48,10 +50,14 @@ class _NumberSlot(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """An operation and the structure of its results: None for one tensor, else one entry each, False for a None."""
+    """An operation and the structure of its results: None for one tensor, else one entry each, False for a None.
+
+    `check` is called with the lifted numbers of each call, if they can be wrong.
+    """
 
     operation: Operation
     structure: tuple[Any, ...] | None
+    check: Callable[[Sequence[float]], None] | None
 
 
 _Parameter = torch.nn.Parameter
@@ -88,9 +94,10 @@ class Recorder:
         self.name = overload.name()
         self.lowering = lowering
         self.written = written
-        self.names = [argument.name for argument in overload._schema.arguments]
+        self.names = argument_names(overload)
         self.lifted = lifted_positions(overload, lowering.static)
         self.calls: dict[tuple[Any, ...], _Call] = {}
+        self.saw_view = False  # in the last call, among the tensors that were arguments by position
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Value], Any]:
         """Record the call; returns its values and the structure of the results (see `_Call`)."""
@@ -98,6 +105,7 @@ class Recorder:
         slots: list[Any] = [None]
         key: list[Any] = [_default_dtype()]
         numbers: list[Any] = []
+        self.saw_view = False
         for position, arg in enumerate(args):
             kind = arg.__class__
             if kind is _Tensor or kind is _Parameter:
@@ -108,6 +116,7 @@ class Recorder:
                     continue
                 value = data.value
                 if data.viewed or value is None:
+                    self.saw_view = True
                     value = value_of(arg)
                 slots.append(value.slot if value.trace is trace else trace.slot_of(value))
                 key.append(value.spec)
@@ -125,6 +134,8 @@ class Recorder:
         if call is None:
             call = self.calls[token] = self._build(args, kwargs, key)
         if numbers:
+            if call.check is not None:
+                call.check(numbers)
             for number in numbers:
                 (trace.ints if number.__class__ is int else trace.floats).append(number)
         slots[0] = call.operation
@@ -182,11 +193,11 @@ class Recorder:
         template = _Template(self.lifted)
         bound_args = tuple(template.bind(arg, position) for position, arg in enumerate(args))
         bound_kwargs = {name: template.bind(arg, name) for name, arg in kwargs.items()}
-        meta_args = tuple(_meta(arg) for arg in args)
-        meta_kwargs = {name: _meta(arg) for name, arg in kwargs.items()}
-        result = infer(self.overload, meta_args, meta_kwargs)
+        meta_args = tuple(as_meta(arg) for arg in args)
+        meta_kwargs = {name: as_meta(arg) for name, arg in kwargs.items()}
+        result = infer_or_refuse(self.overload, meta_args, meta_kwargs)
         if self.written:
-            named = {**dict(zip(self.names, meta_args, strict=False)), **meta_kwargs}
+            named = by_name(self.names, meta_args, meta_kwargs)
             result = _specs_of([named[name] for name in self.written])
         structure = None if isinstance(result, Spec) else _structure(result)
         outputs = list(_flatten(result))
@@ -205,8 +216,17 @@ class Recorder:
             num_ints=template.num_ints,
             random=self.lowering.random,
             detail=_detail(bound_args, bound_kwargs),
+            identity=repr((self.written, key)),
         )
-        return _Call(operation, structure)
+        return _Call(operation, structure, self._number_check(specs, args, kwargs))
+
+    def _number_check(self, specs: tuple[Spec, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `_Call.check` is for these arguments."""
+        if not specs:
+            return None
+        given = by_name(self.names, args, kwargs)
+        numbers = {name: arg for name, arg in given.items() if arg.__class__ in (int, float)}
+        return number_check(self.overload, specs[0].dtype, numbers, self.lifted)
 
 
 class _Template:
@@ -310,16 +330,6 @@ class _Lower:
                 )
             checked.append(array)
         return checked
-
-
-def _meta(arg: Any) -> Any:
-    if isinstance(arg, _Tensor):
-        if arg.device.type != "xla":
-            return arg
-        return meta_tensor(make_spec(tuple(arg.shape), arg.dtype))
-    if isinstance(arg, list | tuple):
-        return [_meta(item) for item in arg]
-    return arg
 
 
 def _specs_of(written: list[Any]) -> Any:

@@ -59,9 +59,9 @@ def to_device(tensor: torch.Tensor) -> Any:
     tensor = tensor.detach().resolve_conj().resolve_neg()
     dtype = to_numpy(tensor.dtype)
     if dtype.isbuiltin != 1:  # torch and numpy share no name for it: the bits are handed over
-        array = tensor.contiguous().view(_BITS[tensor.element_size()]).numpy().view(dtype)
+        array = np.from_dlpack(tensor.contiguous().view(_BITS[tensor.element_size()])).view(dtype)
     else:
-        array = tensor.numpy()
+        array = np.from_dlpack(tensor)  # `tensor.numpy()` would forbid the user to resize the tensor ever after
     counters.add("TransferToDevice")
     with x64():
         return jax.device_put(_private_copy(array), default_device())

@@ -3,15 +3,27 @@
 May import: torch. Nothing is written by hand that a schema states.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-__all__ = ["Signature", "functional_twin", "gives_results", "lifted_positions", "makes_tensor", "signature"]
+__all__ = [
+    "Signature",
+    "argument_names",
+    "by_name",
+    "functional_twin",
+    "gives_results",
+    "lifted_positions",
+    "makes_tensor",
+    "signature",
+]
 
 # Functional twins that the naming rule does not find.
 _TWINS = {
+    "aten::conj_physical_": "aten::_conj_physical",
+    "aten::conj_physical.out": "aten::_conj_physical",
     "aten::normal_": "aten::normal_functional",
     "aten::bernoulli_.float": "aten::bernoulli.p",
     "aten::bernoulli.float_out": "aten::bernoulli.p",
@@ -52,6 +64,16 @@ def signature(overload: Any) -> Signature:
     return Signature(tuple(written), out)
 
 
+def argument_names(overload: Any) -> list[str]:
+    """The names of the arguments, in order."""
+    return [argument.name for argument in overload._schema.arguments]
+
+
+def by_name(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names; those that are left out are not in it."""
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
 # What an out= argument says in place of these.
 _FACTORY = ("dtype", "layout", "device", "pin_memory")
 
@@ -84,6 +106,8 @@ def functional_twin(overload: Any) -> Any | None:
         return getattr(getattr(torch.ops.aten, base), variant or "default")
     if gives_results(overload):
         base += "_functional"
+    elif base.startswith("__i") and base.endswith("__"):  # `x <<= 1`
+        base = "__" + base.removeprefix("__i")
     elif base.endswith("_") and not base.endswith("__"):
         base = base[:-1]
     packet = getattr(torch.ops.aten, base, None)

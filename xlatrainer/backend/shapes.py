@@ -12,12 +12,21 @@ import torch
 
 from xlatrainer.backend.ir import Spec, make_spec
 
-__all__ = ["infer", "meta_tensor"]
+__all__ = ["as_meta", "infer", "meta_tensor"]
+
+aten = torch.ops.aten
 
 
 def meta_tensor(spec: Spec) -> torch.Tensor:
     """A tensor of this shape and dtype without data."""
     return torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+
+
+def as_meta(arg: Any) -> Any:
+    """An argument with meta tensors in place of `xla` tensors; 0-dim CPU tensors stay, they count as numbers."""
+    if isinstance(arg, torch.Tensor):
+        return meta_tensor(make_spec(tuple(arg.shape), arg.dtype)) if arg.device.type == "xla" else arg
+    return [as_meta(item) for item in arg] if isinstance(arg, list | tuple) else arg
 
 
 def _geqrf(self: torch.Tensor) -> Any:
@@ -54,7 +63,7 @@ def _histogramdd_edges(self: torch.Tensor, bins: Any, **options: Any) -> Any:
 def _like(position: int, *dtypes: torch.dtype | None) -> Callable[..., Any]:
     """Results with the shape of one argument, and its dtype where a dtype is None."""
 
-    def rule(*args: Any) -> Any:
+    def rule(*args: Any, **kwargs: Any) -> Any:
         results = tuple(torch.empty_like(args[position], dtype=dtype) for dtype in dtypes)
         return results if len(results) > 1 else results[0]
 
@@ -74,6 +83,24 @@ def _batch_norm(input: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor,
     return torch.empty_like(input), saved, saved, input.new_empty(0, dtype=torch.uint8), mean, var
 
 
+def _saves_when_training(overload: Any) -> Callable[..., Any]:
+    """Batch norms: torch's meta kernel has statistics of the batch without training too, where the CPU's are empty."""
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        out, mean, invstd, *running = overload(*args, **kwargs)
+        training = args[5] if len(args) > 5 else kwargs["training"]
+        return (out, mean, invstd, *running) if training else (out, mean.new_empty(0), invstd.new_empty(0), *running)
+
+    return rule
+
+
+def _convolution_backward(grad_output: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> Any:
+    """Gradients of input, weight and bias, as far as the mask in the last argument asks for them."""
+    mask = rest[-1]
+    shapes = (input.shape, weight.shape, (grad_output.shape[1],))
+    return tuple(input.new_empty(shape) if asked else None for shape, asked in zip(shapes, mask, strict=True))
+
+
 def _lstm_cell(input_gates: torch.Tensor, hidden_gates: torch.Tensor, cx: torch.Tensor, *rest: Any) -> Any:
     """The new hidden and cell state, and the gates."""
     return torch.empty_like(cx), torch.empty_like(cx), torch.empty_like(input_gates)
@@ -91,17 +118,67 @@ def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias:
     return gates, gates, grad_hy, bias, bias
 
 
-# Operators of which torch has no meta kernel, or one that fails where a weight or bias is missing.
+def _binomial(count: torch.Tensor, prob: torch.Tensor, generator: Any = None) -> Any:
+    if count.dtype is not prob.dtype:
+        raise RuntimeError(f"binomial: count and prob must have one dtype, got {count.dtype} and {prob.dtype}")
+    if torch.broadcast_shapes(count.shape, prob.shape) != count.shape:
+        raise RuntimeError(f"binomial: prob of shape {list(prob.shape)} does not broadcast to {list(count.shape)}")
+    return torch.empty_like(count)
+
+
+def _learnable_backward(grad: torch.Tensor, self: torch.Tensor, scale: torch.Tensor, *rest: Any) -> Any:
+    """Gradients of the input, the scale and the zero point."""
+    return torch.empty_like(self), torch.empty_like(scale), torch.empty_like(scale)
+
+
+def _written_only(*args: Any, **kwargs: Any) -> None:
+    """For an operator that gives nothing but what it writes."""
+
+
+def _window(length: int, *rest: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    if length < 0:
+        raise RuntimeError(f"kaiser_window requires non-negative window_length, got window_length={length}")
+    return torch.empty(length, dtype=dtype, device="meta")
+
+
+# Operators of which torch has no meta kernel, or one that fails where a weight or bias is missing, or is not the CPU's.
 _WITHOUT_META: dict[str, Callable[..., Any]] = {
     "aten::_batch_norm_with_update_functional": _batch_norm,
+    "aten::_aminmax": lambda self: (self.new_empty(()), self.new_empty(())),
+    "aten::_aminmax.dim": lambda self, dim, keepdim=False: torch.aminmax(self, dim=dim, keepdim=keepdim),
     "aten::_ctc_loss.Tensor": _ctc_loss,
     "aten::_ctc_loss_backward.Tensor": _like(1, None),
+    "aten::_native_batch_norm_legit_functional": _saves_when_training(aten._native_batch_norm_legit_functional.default),
+    "aten::native_batch_norm": _saves_when_training(aten.native_batch_norm.default),
+    "aten::_dirichlet_grad": _like(0, None),
+    "aten::_fake_quantize_learnable_per_channel_affine": _like(0, None),
+    "aten::_fake_quantize_learnable_per_channel_affine_backward": _learnable_backward,
+    "aten::_fake_quantize_learnable_per_tensor_affine": _like(0, None),
+    "aten::_fake_quantize_learnable_per_tensor_affine_backward": _learnable_backward,
+    "aten::_fused_adagrad_": _written_only,
+    "aten::_fused_adam_.tensor_lr": _written_only,
+    "aten::_fused_adamw_.tensor_lr": _written_only,
+    "aten::_fused_sgd_": _written_only,
+    "aten::_fused_sgd_.tensor_lr": _written_only,
+    "aten::_logcumsumexp": _like(0, None),
+    "aten::_masked_softmax": _like(0, None),
+    "aten::_masked_softmax_backward": _like(0, None),
+    "aten::_sample_dirichlet": _like(0, None),
+    "aten::_standard_gamma_grad": _like(0, None),
     "aten::_thnn_fused_gru_cell": _gru_cell,
     "aten::_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "aten::_thnn_fused_lstm_cell": _lstm_cell,
+    "aten::convolution_backward_overrideable": _convolution_backward,
+    "aten::convolution_overrideable": aten.convolution.default,
     "aten::fake_quantize_per_channel_affine_cachemask": _like(0, None, torch.bool),
     "aten::fake_quantize_per_tensor_affine_cachemask": _like(0, None, torch.bool),
     "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _like(0, None, torch.bool),
+    "aten::binomial": _binomial,
+    "aten::glu_backward_jvp": _like(0, None),
+    "aten::glu_jvp": _like(0, None),
+    "aten::kaiser_window": _window,
+    "aten::kaiser_window.beta": _window,
+    "aten::kaiser_window.periodic": _window,
     "aten::fractional_max_pool3d_backward": _like(1, None),
     "aten::multi_margin_loss_backward": _like(1, None),
     "aten::multilabel_margin_loss_backward": _like(1, None),

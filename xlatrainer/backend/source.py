@@ -12,7 +12,7 @@ from types import FrameType, ModuleType
 import jax
 import torch
 
-__all__ = ["user_line"]
+__all__ = ["is_own_code", "user_line"]
 
 
 def _folder(module: ModuleType) -> str:
@@ -33,6 +33,11 @@ def _is_users(filename: str) -> bool:
     if filename.startswith(_LIBRARIES):
         return False
     return not filename.startswith(_STANDARD_LIBRARY) or _INSTALLED in filename
+
+
+def is_own_code(filename: str) -> bool:
+    """Whether a file is the user's own, and not of an installed library."""
+    return _is_users(filename) and _INSTALLED not in filename
 
 
 def _first_outside(frame: FrameType | None) -> str | None:

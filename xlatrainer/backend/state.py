@@ -48,6 +48,7 @@ class DeviceState:
         self.checks: list[tuple[Any, Any]] = []  # programs that were started, with the array that says what failed
         self.seed = DEFAULT_SEED
         self.random_offset = 0  # draws since the seed was set, without those of the pending trace
+        self.observer: Any = None  # told of what would keep a step from being replayed; see `replay.observation`
 
     def extend(self, parent: Node, operation: Operation, token: tuple[Any, ...], num_slots: int) -> Node:
         """A new node of the tree, for a trace that leaves the known paths."""

@@ -9,14 +9,17 @@ from typing import Any
 
 import torch
 
+from xlatrainer.backend import counters
 from xlatrainer.backend._private_api import alias_as_strided, alias_view, call_composite_kernel, call_meta_kernel
 from xlatrainer.backend.ir import make_spec
+from xlatrainer.backend.overlap import check_written
 from xlatrainer.backend.recorder import check_device, not_on_device
 from xlatrainer.backend.state import state
 from xlatrainer.backend.strided import Geometry, contiguous_strides, extent
 from xlatrainer.backend.tensor import (
     assign,
     broadcast,
+    convert,
     empty_tensor,
     new_tensor,
     resized,
@@ -91,6 +94,16 @@ def empty_strided(
     return _laid_out(tuple(size), dtype or torch.get_default_dtype(), tuple(stride))
 
 
+def new_zeros_with_same_feature_meta(
+    self: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0
+) -> torch.Tensor:
+    """A tangent laid out like its tensor. torch's own asks the storage for its size, which is empty here."""
+    shape = tuple(other.shape)
+    if self_num_batch_dims:
+        return empty_tensor((*self.shape[:self_num_batch_dims], *shape), other.dtype)
+    return _laid_out(shape, other.dtype, other.stride())
+
+
 def _mark_viewed(tensor: torch.Tensor) -> None:
     storage_data(tensor).viewed = True
 
@@ -121,6 +134,30 @@ def as_strided_(
     """In place on the geometry: what `transpose_`, `squeeze_` and others end in."""
     self.data = as_strided(self, size, stride, storage_offset)
     return self
+
+
+def as_strided_scatter(
+    self: torch.Tensor,
+    src: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> torch.Tensor:
+    """A copy of the whole storage, since size and stride are about that, written through a view."""
+    with state.lock:
+        data = storage_data(self)
+        flat = empty_tensor(data.spec.shape, self.dtype)
+        copied = storage_data(flat)
+        copied.value, copied.spec, copied.viewed = data.value, data.spec, True
+        result = alias_as_strided(flat, tuple(self.shape), self.stride(), int(self.storage_offset()))
+        written = as_strided(result, size, stride, storage_offset)
+        if written.shape != src.shape:
+            raise RuntimeError(
+                "expected src to have a size equal to the slice of self. src size = "
+                f"{list(src.shape)}, slice size = {list(written.shape)}"
+            )
+        copy_(written, src)
+        return result
 
 
 def _geometry_only(overload: Any) -> Callable[..., Any]:
@@ -166,28 +203,21 @@ def clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = Non
 
 
 def _clone_strides(tensor: torch.Tensor, memory_format: torch.memory_format | None) -> tuple[int, ...]:
-    """Those of the source where it is dense and asked to be kept, as in torch."""
+    """Those of the source without its gaps where they are asked to be kept, as in torch."""
     shape = tuple(tensor.shape)
     if memory_format not in (None, torch.preserve_format):
         return _strides(shape, memory_format)
     stride = tensor.stride()
-    if extent(Geometry(shape, stride, 0)) == math.prod(shape) and _is_dense(shape, stride):
+    if stride == contiguous_strides(shape):
         return stride
-    return contiguous_strides(shape)
-
-
-def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    expected = 1
-    for step, length in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n != 1):
-        if step != expected:
-            return False
-        expected *= length
-    return True
+    return torch.empty_like(torch.empty_strided(shape, stride, device="meta")).stride()
 
 
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     if self.device.type == "xla":
         with state.lock:
+            if storage_data(self).viewed:
+                check_written("aten::copy_", self, (src,))
             if src.device.type == "xla":
                 value = value_of(src)
             elif src.device.type == "cpu":
@@ -206,11 +236,40 @@ def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     return self
 
 
+def to_copy(
+    self: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """What `Tensor.to` ends in. On its way to the CPU a tensor is waited for: there is no pinned memory to copy to."""
+    _refuse_pinned(pin_memory)
+    check_device(device)
+    options = {"dtype": dtype, "layout": layout, "memory_format": memory_format}
+    if self.device.type != "xla" or (device is not None and device.type != "xla"):
+        return call_composite_kernel(aten._to_copy.default, self, device=device, **options)
+    with state.lock:
+        value = value_of(self)
+        value = convert(value, dtype or value.spec.dtype)
+        shape = value.spec.shape
+        stride = _clone_strides(self, memory_format)
+        if stride == contiguous_strides(shape):
+            return new_tensor(value)
+        result = _laid_out(shape, value.spec.dtype, stride)
+        assign(result, value)
+        return result
+
+
 def _copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     return copy_(dst, self, non_blocking)
 
 
 def local_scalar_dense(self: torch.Tensor) -> Any:
+    counters.add("sync::_local_scalar_dense")
     return read_to_host([self])[0].item()
 
 
@@ -220,15 +279,20 @@ def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
         raise RuntimeError(
             f"equal: expected tensors of one device, but got {self.device} and {other.device}; move one with .to()"
         )
-    return self.shape == other.shape and bool(aten.all(aten.eq(self, other)))
+    if self.shape != other.shape:
+        return False
+    counters.add("sync::equal")
+    return bool(read_to_host([aten.all(aten.eq(self, other))])[0])
 
 
 def resize_(
     self: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
 ) -> torch.Tensor:
-    """Like torch: the storage grows if it must, what is in it stays."""
+    """Like torch: the storage grows if it must, what is in it stays; of the same size a tensor keeps its strides."""
+    shape = tuple(size)
+    if shape == tuple(self.shape) and memory_format in (None, torch.preserve_format):
+        return self
     with state.lock:
-        shape = tuple(size)
         data = storage_data(self)
         whole = data.spec if data.value is None else data.value.spec
         offset = int(self.storage_offset())
@@ -279,13 +343,16 @@ def kernels() -> dict[str, Callable[..., Any]]:
     table: dict[str, Callable[..., Any]] = {
         "aten::empty.memory_format": empty,
         "aten::empty_strided": empty_strided,
+        "aten::_new_zeros_with_same_feature_meta": new_zeros_with_same_feature_meta,
         "aten::as_strided": as_strided,
         "aten::as_strided_": as_strided_,
+        "aten::as_strided_scatter": as_strided_scatter,
         "aten::view": view,
         "aten::_unsafe_view": view,
         "aten::clone": clone,
         "aten::copy_": copy_,
         "aten::_copy_from": _copy_from,
+        "aten::_to_copy": to_copy,
         "aten::_local_scalar_dense": local_scalar_dense,
         "aten::equal": equal,
         "aten::resize_": resize_,

@@ -188,8 +188,10 @@ def resized(value: Value, spec: Spec) -> Value:
 
 def from_host(tensor: torch.Tensor) -> Value:
     """A copy of a CPU tensor on the device."""
-    buffer = runtime.to_device(tensor)
-    return Value(make_spec(tuple(tensor.shape), tensor.dtype), buffer)
+    value = Value(make_spec(tuple(tensor.shape), tensor.dtype), runtime.to_device(tensor))
+    if state.observer is not None:
+        state.observer.uploaded(tensor, value)
+    return value
 
 
 # The operations behind the above, made once for each set of specs. They keep the caches, not the values.
@@ -201,6 +203,7 @@ def _cached(key: tuple[Any, ...], make: Any) -> Operation:
     found = _operations.get(key)
     if found is None:
         found = _operations[key] = make()
+        found.identity = repr(key)
     return found
 
 

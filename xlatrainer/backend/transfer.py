@@ -1,6 +1,6 @@
 """Copies between the device and the host, and the question whether a value is there yet.
 
-May import: tensor, executor, runtime, state.
+May import: tensor, executor, runtime, state, source.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from xlatrainer import config
 from xlatrainer.backend import runtime
 from xlatrainer.backend.executor import Lost, raise_failed_checks, run_pending
 from xlatrainer.backend.ir import Value
+from xlatrainer.backend.source import user_line
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import from_host, storage_data, value_of
 from xlatrainer.errors import ExecutionError
@@ -34,6 +35,8 @@ def upload_value(tensor: torch.Tensor) -> Value:
 def read_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """CPU copies, contiguous, of `xla` tensors; runs what is pending, once, and waits."""
     with state.lock:
+        if state.observer is not None and tensors:
+            state.observer.interrupted("it reads a value", user_line())
         values = [value_of(tensor) for tensor in tensors]
         if any(value.buffer is None for value in values):
             run_pending()

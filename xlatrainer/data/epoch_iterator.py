@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from xlatrainer.data.adapters import as_batches, is_one_shot
 
-__all__ = ["EpochIterator"]
+__all__ = ["EpochIterator", "grouped"]
 
 
 class EpochIterator:
@@ -61,6 +61,23 @@ class EpochIterator:
         if is_one_shot(self._batches):
             return "It can be gone through once, and was used up before; make a new one"
         return "Is its dataset empty, or shorter than one batch with drop_last=True?"
+
+
+def grouped(numbered: Iterable[tuple[int, Any]], size: int) -> Iterator[list[tuple[int, Any]]]:
+    """Up to `size` of the numbered batches at a time.
+
+    Example:
+        >>> list(grouped(enumerate("abc"), 2))
+        [[(0, 'a'), (1, 'b')], [(2, 'c')]]
+    """
+    group = []
+    for each in numbered:
+        group.append(each)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def _length(batches: Iterable[Any]) -> int | None:

@@ -5,7 +5,7 @@ Owns the move of a model to a device with its tied weights kept tied. May import
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 import xlatrainer.backend.device as xla_device
 import xlatrainer.backend.runtime as runtime
 import xlatrainer.backend.transfer as transfer
+from xlatrainer.backend.replay.step import ReplayedStep
 from xlatrainer.strategies.nested import map_tensors
-from xlatrainer.strategies.strategy import Strategy
+from xlatrainer.strategies.strategy import Step, Strategy
 
 __all__ = ["SingleDeviceStrategy"]
 
@@ -59,6 +60,9 @@ class SingleDeviceStrategy(Strategy):
     def end_step(self) -> None:
         if self._is_lazy:
             xla_device.sync()
+
+    def compiled(self, function: Callable[..., Any], state: dict[str, Any], name: str) -> Step:
+        return ReplayedStep(function, state, name) if self._is_lazy else super().compiled(function, state, name)
 
     def is_ready(self, tensor: Tensor) -> bool:
         return transfer.is_ready(tensor) if tensor.device.type == "xla" else True

@@ -7,14 +7,40 @@ strategies can do (shard a model, skip a gradient's reduction) becomes a small i
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Strategy"]
+__all__ = ["Step", "Strategy"]
+
+
+class Step(Protocol):
+    """A step that is ended by the call that makes it."""
+
+    def __call__(self, *args: Any) -> Any:
+        """Make a step; returns the function's result."""
+
+    def many(self, batches: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Make a step with each of these tuples of arguments, in one program where that can be."""
+
+
+class _PlainStep:
+    """Runs its function every time."""
+
+    def __init__(self, function: Callable[..., Any], end: Callable[[], None]) -> None:
+        self._function = function
+        self._end = end
+
+    def __call__(self, *args: Any) -> Any:
+        result = self._function(*args)
+        self._end()
+        return result
+
+    def many(self, batches: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return [self(*args) for args in batches]
 
 
 class Strategy(ABC):
@@ -48,6 +74,17 @@ class Strategy(ABC):
     @abstractmethod
     def end_step(self) -> None:
         """End a step: start whatever is still to be computed. Does not wait for it."""
+
+    def compiled(self, function: Callable[..., Any], state: dict[str, Any], name: str) -> "Step":
+        """`function` as a step of its own: calling it ends the step.
+
+        Args:
+            function: Records a step.
+            state: All that it reads and changes besides its arguments, by name: what a strategy that does without the
+                function's Python has to watch.
+            name: For messages.
+        """
+        return _PlainStep(function, self.end_step)
 
     @abstractmethod
     def is_ready(self, tensor: Tensor) -> bool:

@@ -27,11 +27,16 @@ class Outcome:
 
 
 def train_step(model: nn.Module, optimizer: Optimizer, loss_function: LossFunction, batch: Any) -> Outcome:
-    """Forward, backward, update."""
+    """Forward, backward, update.
+
+    The gradients are dropped with the step: one that is still referred to when it ends would be written to memory and
+    kept until the next step for nobody.
+    """
     optimizer.zero_grad(set_to_none=True)
     outcome = eval_step(model, loss_function, batch)
     outcome.loss.backward()
     optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
     return outcome
 
 

@@ -18,7 +18,7 @@ from xlatrainer.callbacks.callback_list import CallbackList
 from xlatrainer.callbacks.history import History
 from xlatrainer.callbacks.progbar_logger import ProgbarLogger, resolve_verbose
 from xlatrainer.data.adapters import rows_as_batches
-from xlatrainer.data.epoch_iterator import EpochIterator
+from xlatrainer.data.epoch_iterator import EpochIterator, grouped
 from xlatrainer.metrics.mean import Mean
 from xlatrainer.metrics.registry import MetricSpec, resolve_metrics
 from xlatrainer.strategies.registry import resolve_strategy
@@ -27,6 +27,7 @@ from xlatrainer.trainer.checkpoint import collect_state, read_checkpoint, restor
 from xlatrainer.trainer.logs import Logs
 from xlatrainer.trainer.losses import LossSpec, binary_threshold, resolve_loss
 from xlatrainer.trainer.modes import evaluating, training
+from xlatrainer.trainer.optimizer_state import initialize_state
 from xlatrainer.trainer.optimizers import OptimizerSpec, parameter_names, rebind_optimizer, resolve_optimizer
 from xlatrainer.trainer.predictions import Predictions
 from xlatrainer.trainer.steps import Outcome, eval_step, predict_step, split_batch, train_step
@@ -59,6 +60,8 @@ class Trainer:
         callbacks: `Callback` objects for every `fit`, `evaluate` and `predict`. Default none.
         strategy: Where to train: a name ("single") or a `Strategy` object. Default "single", one `xla` device.
         learning_rate: The optimizer's `lr`, unless the optimizer is an instance. Default None, the optimizer's own.
+        steps_per_execution: Training steps in one program, as in Keras: callbacks see the first batch of each such
+            group begin and the last one end. Worth it where a step takes less than a few milliseconds. Default 1.
 
     Attributes:
         model: The model, on the device.
@@ -86,7 +89,10 @@ class Trainer:
         strategy: str | Strategy = "single",
         *,
         learning_rate: float | None = None,
+        steps_per_execution: int = 1,
     ) -> None:
+        if steps_per_execution < 1:
+            raise ValueError(f"steps_per_execution must be at least 1, got {steps_per_execution}")
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module object, got {model!r}")
         if isinstance(optimizer, Optimizer) and learning_rate is not None:
@@ -106,6 +112,15 @@ class Trainer:
         self._loss_mean = Mean("loss")
         for metric in [self._loss_mean, *self._metrics]:
             metric.to(self.strategy.device)
+        state = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "loss": self._loss_function,
+            "metrics": [self._loss_mean, *self._metrics],
+        }
+        self._training = self.strategy.compiled(self._record_training, state, "the training step")
+        self._testing = self.strategy.compiled(self._record_test, state, "the evaluation step")
+        self.steps_per_execution = steps_per_execution
         self.callbacks = list(callbacks)
         self.epoch = 0
         self.step = 0
@@ -125,9 +140,10 @@ class Trainer:
         """Train for some epochs.
 
         Each batch is one program on the device: forward, backward, update and metrics. It is compiled when a batch of
-        a new shape comes first, and again for the second batch of all, since the first one creates the optimizer's
-        state. **A last batch that is shorter is a shape of its own: one more program, compiled in the first epoch
-        only**, and it counts by its number of examples, so that the epoch's loss and metrics are those of all examples.
+        a new shape comes first. Once two batches in a row have done the same, the model's Python runs no more as long
+        as nothing that it can reach changes: see `xlatrainer.compile`. **A last batch that is shorter is a shape of its
+        own: one more program, compiled in the first epoch only**, and it counts by its number of examples, so that the
+        epoch's loss and metrics are those of all examples.
 
         Args:
             data: A DataLoader, a list of batches, or any other iterable of batches, gone through once an epoch. An
@@ -159,6 +175,7 @@ class Trainer:
             history = History()
             callbacks = [*callbacks, history]
         hooks = self._hooks(callbacks, verbose, epochs, batches)
+        initialize_state(self.optimizer)
         self.strategy.end_step()
         self.stop_training = False
         logs = Logs({}, self.strategy)
@@ -274,10 +291,10 @@ class Trainer:
     def _train_epoch(self, batches: EpochIterator, hooks: CallbackList) -> Logs:
         self._reset_metrics()
         logs = Logs({}, self.strategy)
-        for index, batch in batches:
-            hooks.call("on_train_batch_begin", index)
-            logs = self._train_batch(batch)
-            hooks.call("on_train_batch_end", index, logs=logs)
+        for group in grouped(batches, self.steps_per_execution):
+            hooks.call("on_train_batch_begin", group[0][0])
+            logs = self._train_batches([batch for _, batch in group])
+            hooks.call("on_train_batch_end", group[-1][0], logs=logs)
             if self.stop_training:
                 break
         return logs
@@ -294,27 +311,25 @@ class Trainer:
         hooks.call("on_test_end", logs=logs)
         return logs
 
-    # Each step is recorded in a function of its own: what is still referred to when a step ends (a prediction, the
-    # graph of the loss) would be an output of its program, and be computed and kept for nobody.
+    # What a step computes and nobody needs (a prediction, the graph of the loss) must be gone when it ends, or it would
+    # be an output of its program: each step is recorded in a function of its own.
 
-    def _train_batch(self, batch: Any) -> Logs:
-        values = self._record_training(batch)
-        self.strategy.end_step()
-        return Logs(values, self.strategy)
+    def _train_batches(self, batches: list[Any]) -> Logs:
+        placed = [(self.strategy.to_device(batch),) for batch in batches]
+        results = [self._training(*placed[0])] if len(placed) == 1 else self._training.many(placed)
+        self.step += len(results)
+        self.num_examples += sum(num_examples for _, num_examples in results)
+        return Logs(results[-1][0], self.strategy)
 
-    def _record_training(self, batch: Any) -> dict[str, Tensor]:
-        outcome = train_step(self.model, self.optimizer, self._loss_function, self.strategy.to_device(batch))
-        self.step += 1
-        self.num_examples += outcome.num_examples
-        return self._record_metrics(outcome)
+    def _record_training(self, batch: Any) -> tuple[dict[str, Tensor], int]:
+        outcome = train_step(self.model, self.optimizer, self._loss_function, batch)
+        return self._record_metrics(outcome), outcome.num_examples
 
     def _test_batch(self, batch: Any) -> Logs:
-        values = self._record_test(batch)
-        self.strategy.end_step()
-        return Logs(values, self.strategy)
+        return Logs(self._testing(self.strategy.to_device(batch)), self.strategy)
 
     def _record_test(self, batch: Any) -> dict[str, Tensor]:
-        return self._record_metrics(eval_step(self.model, self._loss_function, self.strategy.to_device(batch)))
+        return self._record_metrics(eval_step(self.model, self._loss_function, batch))
 
     @torch.no_grad()
     def _record_metrics(self, outcome: Outcome) -> dict[str, Tensor]:

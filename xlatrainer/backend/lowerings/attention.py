@@ -140,7 +140,15 @@ def _arguments(query, attn_mask, scale):
     return mask, jnp.asarray(query.shape[3] ** -0.5 if scale is None else scale).astype(wide)
 
 
-@lowering("_scaled_dot_product_flash_attention_for_cpu", takes_specs=True)
+def _without_dropout(*args, dropout_p=0.0, **kwargs):
+    """Forward and backward have `dropout_p` behind three and six tensors."""
+    return next((arg for arg in args if isinstance(arg, float)), dropout_p) == 0.0
+
+
+_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+@lowering(_ATTENTION, static=("dropout_p",), supports=_without_dropout, takes_specs=True)
 def flash_attention(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None, out_specs):
     mask, scale = _arguments(query, attn_mask, getattr(scale, "array", scale))
     size = _rows_at_once(query, key)
@@ -151,7 +159,7 @@ def flash_attention(query, key, value, dropout_p=0.0, is_causal=False, *, attn_m
     return out, logsumexp.astype(to_numpy(out_specs[1].dtype))
 
 
-@lowering("_scaled_dot_product_flash_attention_for_cpu_backward")
+@lowering(f"{_ATTENTION}_backward", static=("dropout_p",), supports=_without_dropout)
 def flash_attention_backward(
     grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
 ):

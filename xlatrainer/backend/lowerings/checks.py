@@ -1,8 +1,8 @@
 """Errors that depend on data: an index out of range is known only when the program runs.
 
-A lowering calls `index_in_range`; the program then also computes whether any check failed, and which first. The
-executor reads that when the program is done and raises what CPU torch raises. Called outside of a program, with plain
-arrays, the checks do nothing.
+A lowering calls `index_in_range` or `holds`; the program then also computes whether any check failed, and which first.
+The executor reads that when the program is done and raises what CPU torch raises. Called outside of a program, with
+plain arrays, the checks do nothing.
 
 May import: jax.
 """
@@ -16,7 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Check", "collecting", "first_failure", "index_in_range"]
+__all__ = ["FAILURE_SHAPE", "Check", "collecting", "first_failure", "holds", "index_in_range"]
+
+
+FAILURE_SHAPE = (2,)  # of what `first_failure` gives, int64
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,21 @@ def index_in_range(
     wrong = (wrong if where is None else wrong & where).reshape(-1)
     value = index.reshape(-1)[jnp.argmax(wrong)].astype(jnp.int64)
     _collector.checks.append(Check(jnp.any(wrong), value, kind, message))
+
+
+def holds(condition: Any, kind: type[Exception], message: str, *, value: Any = None) -> None:
+    """Check that `condition`, bools of any shape, is true everywhere.
+
+    Args:
+        condition: what must hold.
+        kind: what CPU torch raises.
+        message: what is said; `{value}` becomes `value`.
+        value: a whole number, 0-dim. Default 0.
+    """
+    if _collector.checks is None or not condition.size:
+        return
+    said = jnp.zeros((), jnp.int64) if value is None else value.astype(jnp.int64)
+    _collector.checks.append(Check(~jnp.all(condition), said, kind, message))
 
 
 def first_failure(checks: list[Check]) -> jax.Array:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xlatrainer.backend.dtypes import to_numpy
+from xlatrainer.backend.lowerings.checks import index_in_range
 from xlatrainer.backend.lowerings.registry import Number, lowering, pointwise
 
 
@@ -252,15 +253,13 @@ def _flat_median(self, ignore_nan):
 
 @lowering("searchsorted.Tensor", takes_specs=True)
 def searchsorted_tensor(sorted_sequence, self, *, out_int32=False, right=False, side=None, sorter=None, out_specs):
-    if sorter is not None:
-        sorted_sequence = jnp.take_along_axis(sorted_sequence, sorter, axis=-1)
+    sorted_sequence = _in_order(sorted_sequence, sorter)
     return _searchsorted(sorted_sequence, self, right or side == "right", out_specs[0])
 
 
 @lowering("searchsorted.Scalar", takes_specs=True)
 def searchsorted_scalar(sorted_sequence, self, *, out_int32=False, right=False, side=None, sorter=None, out_specs):
-    if sorter is not None:
-        sorted_sequence = jnp.take_along_axis(sorted_sequence, sorter, axis=-1)
+    sorted_sequence = _in_order(sorted_sequence, sorter)
     value = self.array if isinstance(self, Number) else jnp.asarray(self)
     return _searchsorted(sorted_sequence, value, right or side == "right", out_specs[0])
 
@@ -268,6 +267,19 @@ def searchsorted_scalar(sorted_sequence, self, *, out_int32=False, right=False, 
 @lowering("bucketize.Tensor", takes_specs=True)
 def bucketize_tensor(self, boundaries, *, out_int32=False, right=False, out_specs):
     return _searchsorted(boundaries, self, right, out_specs[0])
+
+
+@lowering("bucketize.Scalar", takes_specs=True)
+def bucketize_scalar(self, boundaries, *, out_int32=False, right=False, out_specs):
+    value = self.array if isinstance(self, Number) else jnp.asarray(self)
+    return _searchsorted(boundaries, value, right, out_specs[0])
+
+
+def _in_order(sequence, sorter):
+    if sorter is None:
+        return sequence
+    index_in_range(sorter, sequence.shape[-1], RuntimeError, "torch.searchsorted(): sorter index {value} out of range")
+    return jnp.take_along_axis(sequence, sorter, axis=-1)
 
 
 def _searchsorted(sequence, values, right, out):

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xlatrainer.backend.dtypes import to_numpy
+from xlatrainer.backend.dtypes import compute_dtype, to_numpy
 from xlatrainer.backend.lowerings.registry import Number, lowering
 
 
@@ -118,3 +118,18 @@ def complex(real, imag):
 @lowering("polar")
 def polar(abs, angle):
     return complex(abs * jnp.cos(angle), abs * jnp.sin(angle))
+
+
+@lowering("kaiser_window", "kaiser_window.periodic", "kaiser_window.beta", takes_specs=True)
+def kaiser_window(
+    window_length, periodic=True, beta=12.0, *, dtype=None, layout=None, device=None, pin_memory=None, out_specs
+):
+    """torch's own is made for the CPU and CUDA alone."""
+    target = to_numpy(out_specs[0].dtype)
+    if window_length <= 1:
+        return jnp.ones(window_length, target)
+    working = compute_dtype(out_specs[0].dtype)
+    beta = (beta.array if isinstance(beta, Number) else jnp.asarray(beta)).astype(working)
+    last = window_length if periodic else window_length - 1
+    place = 2 * jnp.arange(window_length, dtype=working) / last - 1
+    return (jnp.i0(beta * jnp.sqrt(jnp.maximum(1 - place * place, 0))) / jnp.i0(beta)).astype(target)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xlatrainer.backend.dtypes import compute_dtype, from_numpy
+from xlatrainer.backend.lowerings.checks import holds
 from xlatrainer.backend.lowerings.registry import lowering
 
 
@@ -78,6 +79,10 @@ def _betas(emissions, may_skip, input_lengths, target_lengths):
 @lowering("_ctc_loss.Tensor")
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, zero_infinity=False):
     """`zero_infinity` is applied by the caller, and in the gradient."""
+    message = f"Expected input_lengths to have value at most {log_probs.shape[0]} (in ctc_loss)"
+    holds(input_lengths <= log_probs.shape[0], RuntimeError, message)
+    message = f"Expected target_lengths to have value at most {targets.shape[1]} (in ctc_loss)"
+    holds(target_lengths <= targets.shape[1], RuntimeError, message)
     labels, may_skip = _states(targets, blank)
     alphas = _alphas(_emissions(_wide(log_probs), labels), may_skip)
     lasts = jnp.take_along_axis(alphas, jnp.maximum(input_lengths - 1, 0)[None, :, None], axis=0)[0]

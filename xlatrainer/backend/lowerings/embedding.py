@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from xlatrainer.backend.lowerings.checks import index_in_range
+from xlatrainer.backend.lowerings.checks import holds, index_in_range
 from xlatrainer.backend.lowerings.normalization import shortened
 from xlatrainer.backend.lowerings.registry import lowering
 
@@ -64,6 +64,12 @@ def embedding_bag(
 ):
     """Also gives the bag of each index, the number of indices that count in each bag, and the rows of the maxima."""
     bags = offsets.size - include_last_offset
+    message = f"Index of input takes value {{value}} which is not in the valid range [0, {weight.shape[0]})"
+    index_in_range(indices, weight.shape[0], RuntimeError, message)
+    if offsets.size:
+        message = "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0"
+        holds(offsets[0] == 0, RuntimeError, message)
+        holds(offsets[-1] <= indices.size, RuntimeError, f"offsets[-1] can not be greater than {indices.size}")
     offset2bag = jnp.searchsorted(offsets[:bags], jnp.arange(indices.size), side="right") - 1
     rows = _wide(jnp.take(weight, indices, axis=0, mode="clip"))
     counted = indices != padding_idx if padding_idx >= 0 else jnp.ones(indices.shape, jnp.bool_)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from xlatrainer.backend.lowerings.checks import holds
 from xlatrainer.backend.lowerings.registry import lowering
 
 
@@ -96,8 +97,13 @@ def _has_eigenvalues(self):
     return jax.default_backend() in ("cpu", "gpu")
 
 
+def _refuse_infinite(matrix):
+    holds(jnp.isfinite(matrix), RuntimeError, "torch.linalg.eig: input tensor should not contain infs or NaNs")
+
+
 @lowering("linalg_eig", supports=_has_eigenvalues)
 def linalg_eig(self):
+    _refuse_infinite(self)
     values, vectors = lax.linalg.eig(self, compute_left_eigenvectors=False)
     return values, vectors
 

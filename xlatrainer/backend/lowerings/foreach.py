@@ -20,7 +20,7 @@ _BINARY = {"List": "Tensor", "Scalar": "Tensor", "ScalarList": "Tensor", "Tensor
 _BASES: dict[str, dict[str, str]] = {name: {"": name} for name in _UNARY}
 _BASES.update({name: {v: f"{name}.{base}" for v, base in _BINARY.items()} for name in ("add", "sub", "mul", "div")})
 _BASES.update({name: dict.fromkeys(("List", "Scalar", "ScalarList"), name) for name in ("maximum", "minimum")})
-_BASES.update({name: dict.fromkeys(("Scalar", "ScalarList", "Tensor"), name) for name in ("addcmul", "addcdiv")})
+_BASES.update({name: dict.fromkeys(("Scalar", "ScalarList"), name) for name in ("addcmul", "addcdiv")})
 _BASES["lerp"] = {"List": "lerp.Tensor", "Scalar": "lerp.Scalar", "ScalarList": "lerp.Scalar"}
 _BASES["pow"] = {"List": "pow.Tensor_Tensor", "Scalar": "pow.Tensor_Tensor", "ScalarList": "pow.Tensor_Tensor"}
 _BASES["clamp_max"] = dict.fromkeys(("List", "Scalar", "ScalarList"), "minimum")
@@ -36,16 +36,11 @@ def _for_each(base: str) -> Callable[..., Any]:
             raise NotImplementedError(f"aten::{base} has no lowering, which this foreach operator is made of")
         results = []
         for i, spec in enumerate(out_specs):
-            items = [arg[i] if isinstance(arg, list) or _is_vector(arg) else arg for arg in args]
+            items = [arg[i] if isinstance(arg, list) else arg for arg in args]
             results.append(found.function(*items, out_specs=(spec,), **kwargs))
         return results
 
     return function
-
-
-def _is_vector(arg: Any) -> bool:
-    """`addcmul.Tensor` and `addcdiv.Tensor` take their scalars as one 1-dim tensor."""
-    return getattr(arg, "ndim", 0) == 1 and hasattr(arg, "aval")
 
 
 for _name, _variants in _BASES.items():

@@ -2,7 +2,7 @@
 
 Indices are checked by the program, see `checks`; what is out of bounds reads the nearest element and writes nothing
 until the error is raised. Negative indices count from the end where torch lets them. Boolean masks select a number of
-elements that depends on data: see `_without_masks`.
+elements that depends on data: `index_put` takes one, for the other cases see `counted_kernels`.
 """
 
 import math
@@ -12,11 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xlatrainer.backend.lowerings.checks import index_in_range
+from xlatrainer.backend.lowerings.checks import holds, index_in_range
+from xlatrainer.backend.lowerings.counting import places
 from xlatrainer.backend.lowerings.registry import lowering
-
-_MASKS = ("torch.bool", "torch.uint8")
-
 
 _OF_BOOLS = {"add": "max", "multiply": "min"}
 
@@ -45,10 +43,6 @@ def _write(target, method, values):
 # index and index_put
 
 
-def _without_masks(self, indices, *args, **kwargs):
-    return not any(index is not None and str(index.dtype) in _MASKS for index in indices)
-
-
 def _place(array, indices):
     """numpy's advanced index of torch's list of optional tensors."""
     for dim, index in enumerate(indices):
@@ -57,26 +51,41 @@ def _place(array, indices):
     return tuple(slice(None) if index is None else index for index in indices)
 
 
-@lowering("index.Tensor", supports=_without_masks)
+@lowering("index.Tensor")
 def index_tensor(self, indices):
     return self.at[_place(self, indices)].get(mode="clip")
 
 
-def _writes_one_value(self, indices, values, *args, **kwargs):
-    """True for `x[mask] = value` too, which needs no count of the elements that the mask selects."""
-    if _without_masks(self, indices):
-        return True
-    accumulate = kwargs.get("accumulate", args[0] if args else False)
-    return len(indices) == 1 and str(indices[0].dtype) == "torch.bool" and values.numel() == 1 and not accumulate
-
-
-@lowering("index_put", "_index_put_impl", supports=_writes_one_value)
+@lowering("index_put", "_index_put_impl")
 def index_put(self, indices, values, accumulate=False, unsafe=False):
-    first = indices[0]
-    if first is not None and first.dtype == jnp.bool_:
-        mask = first.reshape(first.shape + (1,) * (self.ndim - first.ndim))
-        return jnp.where(mask, values.reshape(()), self)
+    for position, index in enumerate(indices):
+        if index is not None and index.dtype == jnp.bool_:
+            return _put_by_mask(self, index, position, jnp.asarray(values), accumulate)
     return _write(self.at[_place(self, indices)], "add" if accumulate else "set", values)
+
+
+def _put_by_mask(self, mask, position, values, accumulate):
+    """What `self` becomes where the mask, the only index, is true; no element needs to be counted for that.
+
+    `values` has one entry along its dim `position` for all that the mask selects, or one for each of them.
+    """
+    lead, rest = self.shape[:position], self.shape[position + mask.ndim :]
+    ndim = len(lead) + 1 + len(rest)
+    values = values.reshape((1,) * (ndim - values.ndim) + values.shape[max(values.ndim - ndim, 0) :])
+    given = values.shape[position]
+    if given != 1:
+        count = jnp.sum(mask, dtype=jnp.int64)
+        message = f"shape mismatch: {given} values cannot be broadcast to the {{value}} elements that the mask selects"
+        holds(count == given, RuntimeError, message, value=count)
+    if not given or not self.size:
+        return self
+    flat = self.reshape(*lead, mask.size, *rest)
+    if given != 1:
+        values = jnp.take(values, jnp.minimum(_ranks(mask), given - 1), axis=position)
+    values = values.astype(self.dtype)
+    if accumulate:
+        values = flat | values if self.dtype == jnp.bool_ else flat + values
+    return jnp.where(mask.reshape(-1, *[1] * len(rest)), values, flat).reshape(self.shape)
 
 
 # along one dim
@@ -238,11 +247,7 @@ def put(self, index, source, accumulate=False):
     return _write(target, "add" if accumulate else "set", source.reshape(-1)).reshape(self.shape)
 
 
-def _length_is_given(repeats, *, output_size=None):
-    return output_size is not None
-
-
-@lowering("repeat_interleave.Tensor", supports=_length_is_given)
+@lowering("repeat_interleave.Tensor")
 def repeat_interleave_tensor(repeats, *, output_size=None):
     places = jnp.arange(repeats.size, dtype=repeats.dtype)
     return jnp.repeat(places, repeats, total_repeat_length=output_size)
@@ -365,14 +370,6 @@ def diag_embed(self, offset=0, dim1=-2, dim2=-1):
     return _write_diagonal(jnp.zeros(sizes, self.dtype), self, offset, dim1, dim2)
 
 
-@lowering("as_strided_scatter")
-def as_strided_scatter(self, src, size, stride, storage_offset=None):
-    places = np.full(size, storage_offset or 0)
-    for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
-        places = places + (np.arange(length) * step).reshape([-1 if d == dim else 1 for d in range(len(size))])
-    return self.reshape(-1).at[places].set(src.astype(self.dtype)).reshape(self.shape)
-
-
 @lowering("unfold_backward")
 def unfold_backward(grad_in, input_sizes, dim, size, step):
     """Adds overlapping windows up: the transpose of reading them."""
@@ -391,8 +388,4 @@ def unfold_backward(grad_in, input_sizes, dim, size, step):
 @lowering("nonzero_static", static=("size", "fill_value"))
 def nonzero_static(self, *, size, fill_value=-1):
     """The places of the first `size` elements that are not 0, filled up where there are fewer."""
-    if not self.ndim:
-        return jnp.zeros((size, 0), jnp.int64)
-    if not self.size:
-        return jnp.full((size, self.ndim), fill_value, jnp.int64)
-    return jnp.stack(jnp.nonzero(self, size=size, fill_value=fill_value), -1).astype(jnp.int64)
+    return places(self, size, fill_value)[0]

@@ -10,6 +10,7 @@ import torch
 from jax import lax
 
 from xlatrainer.backend.dtypes import to_numpy
+from xlatrainer.backend.lowerings.checks import holds, index_in_range
 from xlatrainer.backend.lowerings.fusion import materialized
 from xlatrainer.backend.lowerings.registry import lowering
 
@@ -146,6 +147,16 @@ def _first_bad(diagonal):
     return jnp.where(jnp.any(bad, -1), first, 0).astype(jnp.int32)
 
 
+def _succeeded(info, check, message, kind=torch.linalg.LinAlgError):
+    """With `check`, what LAPACK's `info` says is an error; `{value}` in the message becomes the first that is not 0."""
+    if check and info.size:
+        holds(info == 0, kind, message, value=info.reshape(-1)[jnp.argmax(info.reshape(-1) != 0)])
+
+
+def _finite(matrix, message, kind=torch.linalg.LinAlgError):
+    holds(jnp.isfinite(matrix), kind, message)
+
+
 def _diagonal(matrix):
     return jnp.diagonal(matrix, axis1=-2, axis2=-1)
 
@@ -157,7 +168,14 @@ def _adjoint(matrix):
 @lowering("linalg_cholesky_ex")
 def linalg_cholesky_ex(self, *, upper=False, check_errors=False):
     lower = jnp.tril(lax.linalg.cholesky(_adjoint(self) if upper else self, symmetrize_input=False))
-    return _adjoint(lower) if upper else lower, _first_bad(_diagonal(lower).real)
+    info = _first_bad(_diagonal(lower).real)
+    _succeeded(
+        info,
+        check_errors,
+        "linalg.cholesky_ex: The factorization could not be completed because the input is not positive-definite (the "
+        "leading minor of order {value} is not positive-definite)",
+    )
+    return _adjoint(lower) if upper else lower, info
 
 
 @lowering("_cholesky_solve_helper")
@@ -200,7 +218,13 @@ def _lu_solve(factors, permutation, rhs):
 @lowering("linalg_lu_factor_ex")
 def linalg_lu_factor_ex(A, *, pivot=True, check_errors=False):
     factors, pivots, _ = _lu(A)
-    return factors, pivots, _first_bad(_diagonal(factors))
+    info = _first_bad(_diagonal(factors))
+    message = (
+        "torch.linalg.lu_factor_ex: U[{value},{value}] is zero and using it on lu_solve would result in a division by "
+        "zero"
+    )
+    _succeeded(info, check_errors, message, RuntimeError)
+    return factors, pivots, info
 
 
 def _is_vector(A, B):
@@ -216,14 +240,22 @@ def linalg_solve_ex(A, B, *, left=True, check_errors=False):
     wide, rhs = _batched(factors, rhs if left else rhs.swapaxes(-1, -2))
     result = _lu_solve(wide, permutation, rhs)
     result = result if left else result.swapaxes(-1, -2)
-    return result[..., 0] if vector else result, factors, pivots, _first_bad(_diagonal(factors))
+    info = _first_bad(_diagonal(factors))
+    _succeeded(info, check_errors, "torch.linalg.solve_ex: The solver failed because the input matrix is singular")
+    return result[..., 0] if vector else result, factors, pivots, info
 
 
 @lowering("linalg_inv_ex")
 def linalg_inv_ex(A, *, check_errors=False):
     factors, _, permutation = _lu(A)
     identity = jnp.broadcast_to(jnp.eye(A.shape[-1], dtype=A.dtype), A.shape)
-    return _lu_solve(factors, permutation, identity), _first_bad(_diagonal(factors))
+    info = _first_bad(_diagonal(factors))
+    message = (
+        "linalg.inv_ex: The diagonal element {value} is zero, the inversion could not be completed because the input "
+        "matrix is singular"
+    )
+    _succeeded(info, check_errors, message)
+    return _lu_solve(factors, permutation, identity), info
 
 
 @lowering("linalg_lu_solve")
@@ -265,6 +297,9 @@ def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
     lower, upper = _unpacked(LU_data) if unpack_data else (empty, empty)
     if not unpack_pivots:
         return empty, lower, upper
+    rows = LU_data.shape[-2]
+    message = f"pivots passed to lu_unpack must be between 1 and LU.size(-2) inclusive, that is {rows}"
+    index_in_range(LU_pivots - 1, rows, RuntimeError, message)
     return _permutation_matrix(_permutation(LU_pivots, LU_data.shape[-2]), LU_data.dtype), lower, upper
 
 
@@ -314,12 +349,18 @@ def linalg_householder_product(input, tau):
 
 @lowering("_linalg_eigh")
 def linalg_eigh(A, UPLO="L", compute_v=True):
+    _finite(
+        jnp.tril(A) if UPLO == "L" else jnp.triu(A),
+        "linalg.eigh: The algorithm failed to converge because the input matrix is ill-conditioned or has too many "
+        "repeated eigenvalues: it contains infs or NaNs",
+    )
     vectors, values = lax.linalg.eigh(A if UPLO == "L" else _adjoint(A), lower=True, symmetrize_input=False)
     return values, vectors if compute_v else jnp.zeros(0, A.dtype)
 
 
 @lowering("_linalg_svd")
 def linalg_svd(A, full_matrices=False, compute_uv=True, *, driver=None):
+    _finite(A, "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values")
     if not compute_uv:
         return jnp.zeros(0, A.dtype), jnp.linalg.svd(A, compute_uv=False), jnp.zeros(0, A.dtype)
     return tuple(jnp.linalg.svd(A, full_matrices=full_matrices))
@@ -358,8 +399,8 @@ def _distance(difference, p):
 
 @lowering("_cdist_backward", static=("p",))
 def cdist_backward(grad, x1, x2, p, cdist):
-    pulled = _distance_gradient(grad, x1[..., :, None, :] - x2[..., None, :, :], p, cdist)
-    return jnp.sum(pulled, -2)
+    pulled = jnp.sum(_distance_gradient(grad, x1[..., :, None, :] - x2[..., None, :, :], p, cdist), -2)
+    return pulled if pulled.size else jnp.zeros_like(x1)  # torch does not broadcast batches that hold nothing
 
 
 @lowering("_pdist_backward", static=("p",))

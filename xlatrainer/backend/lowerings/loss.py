@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xlatrainer.backend.dtypes import compute_dtype, from_numpy, to_numpy
-from xlatrainer.backend.lowerings.checks import index_in_range
+from xlatrainer.backend.lowerings.checks import holds, index_in_range
 from xlatrainer.backend.lowerings.registry import lowering
 
 _NONE, _MEAN, _SUM = 0, 1, 2
@@ -47,6 +47,30 @@ def _softmax(array, dim):
         return array
     shifted = jnp.exp(array - lax.stop_gradient(jnp.max(array, dim, keepdims=True)))
     return shifted / jnp.sum(shifted, dim, keepdims=True)
+
+
+def _aligned_mask(mask, shape, mask_type):
+    """The mask for all of scores (batch, heads, queries, keys): 0 is one of queries and keys, 1 of batch and keys."""
+    if mask.shape == shape:
+        return mask
+    return mask[:, None, None, :] if mask_type == 1 else jnp.broadcast_to(mask, shape)
+
+
+@lowering("_masked_softmax", static=("mask_type",))
+def masked_softmax(self, mask, dim=None, mask_type=None):
+    """Without what is masked (True), which gets 0; NaN where all is masked."""
+    dim = self.ndim - 1 if dim is None else dim
+    mask = _aligned_mask(mask, self.shape, mask_type)
+    return _softmax(jnp.where(mask, -jnp.inf, _wide(self)), dim).astype(self.dtype)
+
+
+@lowering("_masked_softmax_backward")
+def masked_softmax_backward(grad_output, output, mask, dim=None):
+    dim = output.ndim - 1 if dim is None else dim
+    grad, shares = _wide(grad_output), _wide(output)
+    total = jnp.sum(grad * shares, dim, keepdims=True)
+    mask = _aligned_mask(mask, output.shape, 1 if mask.ndim == 2 and mask.shape != output.shape[-2:] else 0)
+    return jnp.where(mask, 0, shares * (grad - total)).astype(grad_output.dtype)
 
 
 @lowering("_log_softmax", takes_specs=True)
@@ -187,6 +211,9 @@ _regression("smooth_l1_loss", _smooth_l1, _smooth_l1_slope, "beta")
 def binary_cross_entropy(self, target, weight=None, reduction=_MEAN):
     """Logarithms are cut at -100, as in torch, so that a wrong certainty costs a finite loss."""
     probability, wanted = _wide(self), _wide(target)
+    message = "all elements of {} should be between 0 and 1"
+    holds((probability >= 0) & (probability <= 1), RuntimeError, message.format("input"))
+    holds((wanted >= 0) & (wanted <= 1), RuntimeError, message.format("target"))
     log_true, log_false = (jnp.maximum(log, -100) for log in (jnp.log(probability), jnp.log1p(-probability)))
     loss = (wanted - 1) * log_false - wanted * log_true
     return _reduced(loss if weight is None else loss * weight, reduction, self.dtype)
@@ -237,6 +264,8 @@ def log_sigmoid_backward(grad_output, self, buffer):
 @lowering("multi_margin_loss", static=("p",))
 def multi_margin_loss(self, target, p=1, margin=1, weight=None, reduction=_MEAN):
     scores = jnp.atleast_2d(self)
+    message = f"target out of range: {{value}} with {scores.shape[1]} classes"
+    index_in_range(target, scores.shape[1], RuntimeError, message)
     loss = jnp.mean(_margins(scores, target, p, margin, weight), -1)
     return _reduced(loss, reduction, self.dtype)
 
@@ -283,6 +312,9 @@ def _label_violations(scores, target, counted, marked):
 
 @lowering("multilabel_margin_loss_forward")
 def multilabel_margin_loss_forward(self, target, reduction):
+    classes = self.shape[-1] if self.ndim else 1
+    in_range = (target >= -1) & (target < classes)  # -1 ends the labels of a row
+    holds(in_range, RuntimeError, f"argument #2 'target' is out of range: it must be from -1 to {classes - 1}")
     scores, target_of, counted, marked = _labels(self, target)
     loss = jnp.sum(_label_violations(scores, target_of, counted, marked), (1, 2)) / max(scores.shape[1], 1)
     return _reduced(loss, reduction, self.dtype), marked.reshape(target.shape).astype(self.dtype)

@@ -23,7 +23,7 @@ def _channel_axes(array):
 
 
 def _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps):
-    """Output, mean, 1/std, and the new running statistics."""
+    """Output, the batch's mean and 1/std if training (else they are empty), and the new running statistics."""
     acc = _acc(input)
     x = input.astype(acc)
     axes = _channel_axes(input)
@@ -41,11 +41,12 @@ def _batch_norm(input, weight, bias, running_mean, running_var, training, moment
         mean, var = running_mean.astype(acc), running_var.astype(acc)
         invstd = lax.rsqrt(var + eps.astype(acc))
         centered = x - _per_channel(mean, x.ndim)
+    saved = (mean, invstd) if training else (jnp.zeros(0, acc), jnp.zeros(0, acc))
     scale = invstd if weight is None else invstd * weight.astype(acc)
     out = centered * _per_channel(scale, x.ndim)
     if bias is not None:
         out = out + _per_channel(bias.astype(acc), x.ndim)
-    return out.astype(input.dtype), (mean, invstd), running_mean, running_var
+    return out.astype(input.dtype), saved, running_mean, running_var
 
 
 def _moved(running, new, momentum):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from xlatrainer.backend.lowerings.checks import holds
 from xlatrainer.backend.lowerings.registry import lowering, pointwise
 
 
@@ -63,7 +64,14 @@ def div_mode(self, other, rounding_mode=None):
     return _floor_divide(self, other) if rounding_mode == "floor" else _trunc_divide(self, other)
 
 
+def _nonzero(divisor):
+    """Integers have no result for a division by zero."""
+    if _is_integral(divisor):
+        holds(divisor != 0, RuntimeError, "ZeroDivisionError: integers cannot be divided by zero")
+
+
 def _trunc_divide(self, other):
+    _nonzero(other)
     if _is_integral(self):
         return lax.div(*jnp.broadcast_arrays(self, other))
     return jnp.trunc(self / other)
@@ -71,6 +79,7 @@ def _trunc_divide(self, other):
 
 def _floor_divide(self, other):
     """Python's `//`; for floats as torch computes it: from the exact remainder, so that 1 // 0.1 is 9."""
+    _nonzero(other)
     if _is_integral(self):
         return jnp.floor_divide(self, other)
     self, other = jnp.broadcast_arrays(self, other)
@@ -90,11 +99,13 @@ def floor_divide(self, other):
 
 @pointwise("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 def remainder(self, other):
+    _nonzero(other)
     return jnp.remainder(self, other)
 
 
 @pointwise("fmod.Tensor", "fmod.Scalar")
 def fmod(self, other):
+    _nonzero(other)
     return lax.rem(*jnp.broadcast_arrays(self, other))
 
 
@@ -180,7 +191,16 @@ def xlogy(self, other):
 
 @pointwise("logaddexp", to="float")
 def logaddexp(self, other):
-    return jnp.logaddexp(self, other)
+    return complex_logaddexp(self, other) if jnp.iscomplexobj(self) else jnp.logaddexp(self, other)
+
+
+def complex_logaddexp(first, second):
+    """The branch of the logarithm is torch's: near the operand with the greater real part."""
+    greater = first.real >= second.real
+    high, low = jnp.where(greater, first, second), jnp.where(greater, second, first)
+    both_infinite = (high.real == low.real) & jnp.isinf(high.real)
+    plain = jnp.where(high.real < 0, low, jnp.log(jnp.exp(low) + jnp.exp(high)))
+    return jnp.where(both_infinite, plain, jnp.log1p(jnp.exp(low - high)) + high)
 
 
 @pointwise("logaddexp2", to="float")
@@ -200,6 +220,12 @@ def lcm(self, other):
 
 # functions of one operand
 
+
+def _erfinv(x):
+    """In float64: beside 1 XLA's float32 polynomial has lost digits that torch's result still has."""
+    return lax.erf_inv(x.astype(jnp.float64)).astype(x.dtype)
+
+
 _FLOAT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "acos": jnp.arccos,
     "acosh": jnp.arccosh,
@@ -212,7 +238,7 @@ _FLOAT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "deg2rad": jnp.deg2rad,
     "erf": lax.erf,
     "erfc": lax.erfc,
-    "erfinv": lax.erf_inv,
+    "erfinv": _erfinv,
     "exp": jnp.exp,
     "exp2": jnp.exp2,
     "expm1": jnp.expm1,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xlatrainer.backend.lowerings.checks import index_in_range
 from xlatrainer.backend.lowerings.registry import lowering
 
 
@@ -90,13 +91,21 @@ def adaptive_max_pool3d_backward(grad_output, self, indices):
     return _written(self.shape, 3, indices, grad_output, "add")
 
 
+def _check_places(indices, output_size):
+    volume = "x".join(map(str, output_size))
+    message = f"Found an invalid max index: {{value}} (output volumes are of size {volume})"
+    index_in_range(indices, math.prod(output_size), RuntimeError, message)
+
+
 @lowering("max_unpool2d")
 def max_unpool2d(self, indices, output_size):
+    _check_places(indices, output_size)
     return _written((*self.shape[:-2], *output_size), 2, indices, self, "set")
 
 
 @lowering("max_unpool3d")
 def max_unpool3d(self, indices, output_size, stride, padding):
+    _check_places(indices, output_size)
     return _written((*self.shape[:-3], *output_size), 3, indices, self, "set")
 
 

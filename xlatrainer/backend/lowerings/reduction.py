@@ -7,9 +7,11 @@ summed in float32 and rounded once, as torch's CPU kernels do. An empty or missi
 import math
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from xlatrainer.backend.dtypes import compute_dtype, to_numpy
+from xlatrainer.backend.lowerings.pointwise import complex_logaddexp
 from xlatrainer.backend.lowerings.registry import lowering
 
 
@@ -112,6 +114,16 @@ def aminmax(self, *, dim=None, keepdim=False):
     return jnp.min(self, axes, keepdims=keepdim), jnp.max(self, axes, keepdims=keepdim)
 
 
+@lowering("_aminmax")
+def aminmax_whole(self):
+    return jnp.min(self), jnp.max(self)
+
+
+@lowering("_aminmax.dim")
+def aminmax_dim(self, dim, keepdim=False):
+    return aminmax(self, dim=dim, keepdim=keepdim)
+
+
 @lowering("max")
 def max(self):
     return jnp.max(self)
@@ -151,6 +163,18 @@ def argmin(self, dim=None, keepdim=False, *, out_specs):
 def _arg_extreme(function, self, dim, out_specs):
     array = self if self.ndim and dim is not None else self.reshape(-1)
     return function(array, dim if self.ndim else None).astype(jnp.int64).reshape(out_specs[0].shape)
+
+
+@lowering("hash_tensor", static=("mode",))
+def hash_tensor(self, dim=(), *, keepdim=False, mode=0):
+    """The `xor` of the elements' bits; floats count as float64, for others the value itself is what counts."""
+    if _is_floating(self):
+        bits = lax.bitcast_convert_type(self.astype(jnp.float64), jnp.uint64)
+    else:
+        bits = self.astype(jnp.uint64)
+    axes = _axes(list(dim), self.ndim)
+    result = lax.reduce(bits, np.uint64(0), lax.bitwise_xor, axes)
+    return jnp.expand_dims(result, axes) if keepdim else result
 
 
 # spread and norms
@@ -280,9 +304,23 @@ def cumprod(self, dim, *, dtype=None, out_specs):
     return _scan(lax.cumprod, self, dim, out_specs[0])
 
 
-@lowering("logcumsumexp", takes_specs=True)
+@lowering("logcumsumexp", "_logcumsumexp", takes_specs=True)
 def logcumsumexp(self, dim, *, out_specs):
-    return _scan(lax.cumlogsumexp, self, dim, out_specs[0])
+    return _scan(_complex_cumlogsumexp if jnp.iscomplexobj(self) else lax.cumlogsumexp, self, dim, out_specs[0])
+
+
+def _complex_cumlogsumexp(array, axis):
+    """One after the other, since each sum's branch of the logarithm is near that of the one before."""
+    if not array.size:
+        return array
+    rows = jnp.moveaxis(array, axis, 0)
+
+    def add(total, row):
+        total = complex_logaddexp(row, total)
+        return total, total
+
+    _, sums = lax.scan(add, rows[0], rows[1:])
+    return jnp.moveaxis(jnp.concatenate([rows[:1], sums]), 0, axis)
 
 
 @lowering("cummax")

@@ -7,6 +7,9 @@ kernel gives; the executor checks that. It knows nothing of tensors, traces and 
 Python numbers that the operator computes with arrive as 0-dim arrays (see `Number` for pointwise operators), since they
 are inputs of the program. A lowering whose Python code depends on a number names the argument in `static`; it then
 gets the Python number, and a new one compiles a new program.
+
+Operators of other libraries are named with their namespace (`torchvision::roi_align`). Such a library need not be there
+and is not imported; its operators work as soon as somebody imports it.
 """
 
 from collections.abc import Callable
@@ -20,7 +23,7 @@ import torch
 from xlatrainer.backend.dtypes import Operand, compute_dtype, number_dtype, result_type, to_numpy
 from xlatrainer.backend.dtypes import from_numpy as torch_dtype
 
-__all__ = ["Lowering", "Number", "find", "lowering", "pointwise", "registered", "resolve"]
+__all__ = ["Lowering", "Number", "find", "foreign", "lowering", "pointwise", "registered", "resolve"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -38,15 +41,13 @@ class Lowering:
 
     Attributes:
         name: the overload, `aten::add.Tensor`.
-        overload: the same as an `OpOverload`.
+        overload: the same as an `OpOverload`; None for an operator of another library, which may come later.
         function: JAX arrays to JAX arrays.
         static: names of arguments whose numbers stay constants.
         mutates: names of tensor arguments that the operator updates though its schema does not say so (running
             statistics); the function returns their new values after its results.
         random: the function takes a `key`, a JAX random key of its own for each call.
         takes_specs: the function takes `out_specs`, the specs of the results, and `Number`s instead of arrays.
-        supports: given the call's arguments as torch has them, says whether the function can express the call; where it
-            says no, the call runs on the CPU. For what depends on dtypes or options only: it must not read data.
         supports: given the call's arguments as torch has them, says whether the function can express the call; where it
             says no, the call runs on the CPU. For what depends on dtypes or options only: it must not read data.
     """
@@ -62,23 +63,27 @@ class Lowering:
 
 
 _registry: dict[str, Lowering] = {}
+_foreign: dict[str, Lowering] = {}
 
 
 def resolve(name: str) -> Any | None:
-    """The `OpOverload` of `name` (`add.Tensor`, `relu`), or None if this torch has no such operator."""
-    base, _, variant = name.partition(".")
-    packet = getattr(torch.ops.aten, base, None)
+    """The `OpOverload` of `name` (`add.Tensor`, `torchvision::nms`), or None if there is no such operator."""
+    namespace, _, operator = name.rpartition("::")
+    base, _, variant = operator.partition(".")
+    packet = getattr(getattr(torch.ops, namespace or "aten"), base, None)
     return getattr(packet, variant or "default", None) if packet is not None else None
 
 
 def _register(name: str, function: Callable[..., Any], **options: Any) -> None:
-    overload = resolve(name)
-    if overload is None:
+    is_foreign = "::" in name
+    overload = None if is_foreign else resolve(name)
+    if overload is None and not is_foreign:
         return  # an operator that this release of torch does not have
-    full = f"aten::{name}"
-    if full in _registry:
-        raise ValueError(f"{full} has a lowering already: {_registry[full].function.__qualname__}")
-    _registry[full] = Lowering(full, overload, function, **options)
+    full = name if is_foreign else f"aten::{name}"
+    table = _foreign if is_foreign else _registry
+    if full in table:
+        raise ValueError(f"{full} has a lowering already: {table[full].function.__qualname__}")
+    table[full] = Lowering(full, overload, function, **options)
 
 
 def find(name: str) -> Lowering | None:
@@ -87,8 +92,13 @@ def find(name: str) -> Lowering | None:
 
 
 def registered() -> dict[str, Lowering]:
-    """All lowerings by name, as a copy."""
+    """All lowerings of torch's own operators by name, as a copy."""
     return dict(_registry)
+
+
+def foreign() -> dict[str, Lowering]:
+    """All lowerings of operators of other libraries by name, as a copy."""
+    return dict(_foreign)
 
 
 def lowering(
@@ -99,7 +109,10 @@ def lowering(
     takes_specs: bool = False,
     supports: Callable[..., bool] | None = None,
 ) -> Callable[[_F], _F]:
-    """Register a function as the lowering of the overloads `names`, without `aten::`; options: see `Lowering`."""
+    """Register a function as the lowering of the overloads `names`; options: see `Lowering`.
+
+    torch's own are named without `aten::`, those of another library with its namespace.
+    """
 
     def register(function: _F) -> _F:
         for name in names:
@@ -120,8 +133,8 @@ def pointwise(*names: str, to: str = "operands", static: tuple[str, ...] = ()) -
     Args:
         names: overloads without `aten::`.
         to: `operands` computes in the operands' common dtype, `float` in the same but the default float dtype where
-        that
-            is integral or bool, `result` in the dtype of the result. Half types are computed in float32, as torch does.
+            that is integral or bool, `result` in the dtype of the result. Half types are computed in float32, as torch
+            does.
         static: see `lowering`.
     """
     if to not in ("operands", "float", "result"):
@@ -163,6 +176,7 @@ def _promoted(function: Callable[..., Any], overload: Any, to: str) -> Callable[
         result = function(*map(convert, args), **{name: convert(arg) for name, arg in kwargs.items()})
         return jax.lax.convert_element_type(result, to_numpy(out))
 
+    call.__module__ = function.__module__
     call.__qualname__ = getattr(function, "__qualname__", repr(function))
     call.__doc__ = function.__doc__
     return call

@@ -83,6 +83,10 @@ def _keys(distance):
     return np.where(distance < 1, near, np.where(distance < 2, far, 0))
 
 
+def _lanczos(distance):
+    return np.where(distance < 3, np.sinc(distance) * np.sinc(distance / 3), 0)
+
+
 def _matrix(size, taps):
     matrix = np.zeros((len(taps[0][0]), size))
     for places, weights in taps:
@@ -139,3 +143,4 @@ for _rank, _kind in ((1, "linear"), (2, "bilinear"), (3, "trilinear")):
 _register_smooth("upsample_bicubic2d", _cubic)
 _register_smooth("_upsample_bilinear2d_aa", _antialiased(1, _triangle))
 _register_smooth("_upsample_bicubic2d_aa", _antialiased(2, _keys))
+_register_smooth("_upsample_lanczos2d_aa", _antialiased(3, _lanczos))

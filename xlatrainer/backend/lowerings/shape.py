@@ -156,6 +156,18 @@ def glu_backward(grad_output, self, dim):
     return jnp.concatenate([grad_output * opened, grad_output * value * opened * (1 - opened)], dim)
 
 
+@lowering("glu_jvp")
+def glu_jvp(glu, x, dx, dim):
+    opened = jax.nn.sigmoid(jnp.split(x, 2, dim)[1])
+    change, gate_change = jnp.split(dx, 2, dim)
+    return change * opened + glu * (1 - opened) * gate_change
+
+
+@lowering("glu_backward_jvp")
+def glu_backward_jvp(grad_x, grad_glu, x, dgrad_glu, dx, dim):
+    return jax.jvp(lambda grad, array: glu_backward(grad, array, dim), (grad_glu, x), (dgrad_glu, dx))[1]
+
+
 @lowering("narrow_copy", static=("start", "length"))
 def narrow_copy(self, dim, start, length):
     size = self.shape[dim]

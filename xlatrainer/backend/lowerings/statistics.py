@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xlatrainer.backend.dtypes import compute_dtype, to_numpy
+from xlatrainer.backend.lowerings.checks import holds
 from xlatrainer.backend.lowerings.comparison import sorted_with_indices
 from xlatrainer.backend.lowerings.registry import lowering
 
@@ -50,6 +51,7 @@ def _outer_edges(column, left=0, right=0, margin=0.5):
 def histc(self, bins=100, min=0, max=0, *, out_specs):
     values = self.reshape(-1).astype(compute_dtype(out_specs[0].dtype))
     left, right = _outer_edges(values, *(getattr(number, "array", number) for number in (min, max)), margin=1)
+    holds(jnp.isfinite(left) & jnp.isfinite(right), RuntimeError, "torch.histc: the range of the input is not finite")
     inside = (values >= left) & (values <= right)
     place = jnp.where(inside, (values - left) * bins / (right - left), bins + 1).astype(jnp.int32)
     place = jnp.where(inside, jnp.minimum(place, bins - 1), bins)
@@ -175,6 +177,9 @@ def segment_reduce(data, reduce, *, lengths=None, indices=None, offsets=None, ax
         unset = jnp.nan if initial is None else start
         return jnp.where(sizes == 0, unset, reduced / jnp.maximum(sizes, 1).astype(data.dtype))
 
+    if lengths is not None and not unsafe:
+        message = f"segment_reduce(): Expected all rows of lengths along axis to sum to {data.shape[axis]}"
+        holds(jnp.sum(lengths, -1) == data.shape[axis], RuntimeError, message)
     return _over_batch(one, axis)(data, _offsets(lengths, offsets))
 
 

@@ -1,0 +1,157 @@
+"""Compiled programs on disk: a second process compiles nothing, and no damage to a file does harm."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import xlatrainer as xla
+from xlatrainer import config
+from xlatrainer.backend import counters, program_cache
+from xlatrainer.backend.state import state
+
+SCRIPT = """
+import json, torch, xlatrainer as xla
+from xlatrainer.backend import counters
+torch.manual_seed(3)
+model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Dropout(0.5), torch.nn.Linear(5, 2))
+data = [(torch.randn(4, 6), torch.randint(0, 2, (4,))) for _ in range(5)]
+history = xla.Trainer(model, "adamw", metrics=["accuracy"]).fit(data, epochs=2, verbose=0)
+print(json.dumps([history.history["loss"], counters.snapshot()]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "programs"
+
+
+def train(folder: Path, **variables: str) -> tuple[list[float], dict[str, int]]:
+    import json
+
+    environment = {**os.environ, "XLATRAINER_CACHE_DIR": str(folder), **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True, timeout=300
+    )
+    losses, counts = json.loads(done.stdout.splitlines()[-1])
+    return losses, counts
+
+
+@pytest.mark.multiprocess
+def test_a_second_process_compiles_nothing(folder: Path) -> None:
+    losses, first = train(folder)
+    again, second = train(folder)
+    assert first["UncachedCompile"] == first["PersistentCacheWrite"] == 1
+    assert "UncachedCompile" not in second
+    assert second["PersistentCacheHit"] == 1
+    assert again == losses
+    _, unchecked = train(folder, XLATRAINER_CHECK_INDICES="off")
+    assert unchecked["UncachedCompile"] == 1  # another program
+
+
+def double(size: int) -> torch.Tensor:
+    """A program of its own for each size, recorded as if in a new process."""
+    x = torch.arange(float(size)).to("xla")
+    with state.lock:
+        state.forget_programs()
+        state.new_trace()
+    return (x * 2 + 1).cpu()
+
+
+def counted(name: str, before: dict[str, int]) -> int:
+    return counters.value(name) - before.get(name, 0)
+
+
+def test_a_program_is_found_again(folder: Path) -> None:
+    with config.override(cache_dir=str(folder)):
+        before = counters.snapshot()
+        first, second = double(7), double(7)
+    assert counted("UncachedCompile", before) == 1
+    assert counted("PersistentCacheHit", before) == 1
+    assert torch.equal(first, second)
+    assert [path.suffix for path in folder.iterdir()] == [".xla"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "foreign", "header"])
+def test_a_damaged_file_is_replaced(folder: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    with config.override(cache_dir=str(folder)):
+        expected = double(8)
+        (path,) = folder.iterdir()
+        content = path.read_bytes()
+        path.write_bytes(
+            {
+                "cut": content[:-10],
+                "flipped": content[:-20] + bytes([content[-20] ^ 1]) + content[-19:],
+                "empty": b"",
+                "foreign": b"{}\n" + content,
+                "header": b"\xff" + content,
+            }[damage]
+        )
+        before = counters.snapshot()
+        assert torch.equal(double(8), expected)
+        assert counted("UncachedCompile", before) == counted("PersistentCacheDamaged", before) == 1
+        assert "is damaged and is made anew" in caplog.text
+        before = counters.snapshot()
+        assert torch.equal(double(8), expected)
+        assert counted("PersistentCacheHit", before) == 1
+
+
+def test_a_check_survives(folder: Path) -> None:
+    table = torch.ones(9, 2, device="xla")
+
+    def look_up(position: int) -> torch.Tensor:
+        index = torch.tensor([position]).to("xla")
+        xla.sync()
+        with state.lock:
+            state.forget_programs()
+            state.new_trace()
+        return torch.nn.functional.embedding(index, table).cpu()
+
+    with config.override(cache_dir=str(folder)):
+        look_up(3)
+        before = counters.snapshot()
+        with pytest.raises(IndexError, match="9"):
+            look_up(9)
+        assert counted("PersistentCacheHit", before) == 1
+
+
+def test_donated_buffers_are_given_away(folder: Path) -> None:
+    with config.override(cache_dir=str(folder)):
+        for _ in range(2):
+            weight = torch.ones(11, device="xla")
+            xla.sync()
+            with state.lock:
+                state.forget_programs()
+                state.new_trace()
+            buffer = weight.untyped_storage()._xla.value.buffer
+            weight.add_(1)
+            xla.sync()
+            assert buffer.is_deleted()
+            assert weight.tolist() == [2.0] * 11
+
+
+def test_reading_only_writes_nothing(folder: Path) -> None:
+    with config.override(cache_dir=str(folder), cache_readonly="on"):
+        double(10)
+    assert list(folder.iterdir()) == []
+
+
+def test_the_size_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with config.override(cache_dir=str(folder)):
+        for size in (12, 13, 14):
+            double(size)
+            for path in folder.iterdir():
+                os.utime(path, (1, 1)) if size < 14 else None
+        with config.override(cache_megabytes=0):
+            program_cache._bound_size(folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with config.override(cache_dir=str(tmp_path / "file" / "programs")):
+        assert double(15).tolist() == [2.0 * i + 1 for i in range(15)]
+    assert "compiled programs are not kept" in caplog.text

@@ -1,0 +1,74 @@
+"""Image models of `timm`, one of each family, with random weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.models.conftest import Compare
+from tests.models.harness import TOLERANCE, Batch, Case, fit_on_both, sgd
+
+pytestmark = pytest.mark.models
+
+NUM_CLASSES = 10
+ROUNDING = "a ReLU whose input is 0 but for rounding errors, and batch norms over few numbers"
+
+
+def _images(size: int, batch: int = 2) -> Callable[[], Batch]:
+    """Arguments of a classifier: images (batch, 3, size, size), and a class for each."""
+    return lambda: {
+        "_args": (torch.randn(batch, 3, size, size),),
+        "_target": torch.randint(0, NUM_CLASSES, (batch,)),
+    }
+
+
+def _classified(output: Any, batch: Batch) -> Tensor:
+    return F.cross_entropy(output, batch["_target"])
+
+
+def _case(name: str, size: int = 64, **options: Any) -> Case:
+    make = options.pop("make", {})
+    return Case(
+        name,
+        lambda: timm.create_model(name, pretrained=False, num_classes=NUM_CLASSES, **make),
+        _images(size),
+        **{"loss": _classified, "optimizer": sgd, **options},
+    )
+
+
+SIZED = {"img_size": 64}  # for models that are built for one size of image
+CASES = [
+    _case("resnet10t"),
+    _case("regnety_002"),
+    _case("mobilenetv4_conv_small", chaotic=ROUNDING),
+    _case("ghostnet_100"),
+    _case("convnextv2_atto"),
+    _case("repvgg_a0", chaotic=ROUNDING),
+    _case("eca_nfnet_l0"),
+    _case("vit_tiny_patch16_224", make=SIZED),
+    _case("beit_base_patch16_224", make=SIZED | {"depth": 2}),
+    _case("swinv2_tiny_window8_256", make=SIZED),
+    _case("mixer_s32_224", make=SIZED),
+    _case("cait_xxs24_224", make=SIZED | {"depth": 2}),
+    _case("mobilevit_xxs"),
+    _case("edgenext_xx_small"),
+    _case("poolformer_s12"),
+    _case("maxvit_rmlp_pico_rw_256", make=SIZED),
+    _case("hrnet_w18_small", chaotic=ROUNDING),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_like_the_cpu(case: Case, compared: Compare) -> None:
+    compared(case)
+
+
+def test_with_the_trainer() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=NUM_CLASSES, depth=2, **SIZED)
+    batches = [(torch.randn(2, 3, 64, 64), torch.randint(0, NUM_CLASSES, (2,))) for _ in range(2)]
+    on_xla, on_cpu = fit_on_both(model, batches, metrics=["accuracy"])
+    assert on_xla == pytest.approx(on_cpu, rel=TOLERANCE)

@@ -1,0 +1,126 @@
+"""torchvision's models: classification and segmentation trained, detection in eval mode; random weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+from torchvision.models import detection, segmentation
+
+from tests.models.conftest import Compare
+from tests.models.harness import TOLERANCE, Batch, Case, fit_on_both, sgd
+
+pytestmark = pytest.mark.models
+
+NUM_CLASSES = 10
+DATA_DEPENDENT = dict.fromkeys(("aten::nonzero", "aten::index"), "how many boxes pass a threshold depends on data")
+ROUNDING = "a ReLU whose input is 0 but for rounding errors, and batch norms over few numbers"
+
+
+def _images(size: int, batch: int = 2) -> Callable[[], Batch]:
+    """Arguments of a classifier: images (batch, 3, size, size), and a class for each."""
+    return lambda: {
+        "_args": (torch.randn(batch, 3, size, size),),
+        "_target": torch.randint(0, NUM_CLASSES, (batch,)),
+    }
+
+
+def _classified(output: Any, batch: Batch) -> Tensor:
+    return F.cross_entropy(output, batch["_target"])
+
+
+def _inception_loss(output: Any, batch: Batch) -> Tensor:
+    return F.cross_entropy(output.logits, batch["_target"]) + 0.4 * F.cross_entropy(output.aux_logits, batch["_target"])
+
+
+def _classifier(name: str, size: int = 64, batch: int = 2, **options: Any) -> Case:
+    builder = getattr(torchvision.models, name)
+    make = options.pop("make", {})
+    return Case(
+        name,
+        lambda: builder(weights=None, num_classes=NUM_CLASSES, **make),
+        _images(size, batch),
+        **{"loss": _classified, "optimizer": sgd, **options},
+    )
+
+
+def _pixels(size: int, batch: int = 2) -> Callable[[], Batch]:
+    return lambda: {
+        "_args": (torch.randn(batch, 3, size, size),),
+        "_target": torch.randint(0, NUM_CLASSES, (batch, size, size)),
+    }
+
+
+def _segmented(output: Any, batch: Batch) -> Tensor:
+    loss = F.cross_entropy(output["out"], batch["_target"])
+    return loss + 0.5 * F.cross_entropy(output["aux"], batch["_target"])
+
+
+def _segmenter(name: str, size: int = 64, batch: int = 2, **options: Any) -> Case:
+    builder = getattr(segmentation, name)
+
+    def make() -> nn.Module:
+        return builder(weights=None, weights_backbone=None, num_classes=NUM_CLASSES, aux_loss=True)
+
+    return Case(name, make, _pixels(size, batch), **{"loss": _segmented, "optimizer": sgd, **options})
+
+
+def _detector(name: str, settings: dict[str, Any], **options: Any) -> Case:
+    """With random weights all scores are low: the threshold is 0, so that there are boxes to compare."""
+    builder = getattr(detection, name)
+    threshold = "score_thresh" if name.startswith("retinanet") else "box_score_thresh"
+
+    def make() -> nn.Module:
+        return builder(
+            weights=None,
+            weights_backbone=None,
+            num_classes=NUM_CLASSES,
+            min_size=96,
+            max_size=128,
+            **{threshold: 0.0},
+            **settings,
+        )
+
+    def batch() -> Batch:
+        return {"_args": ([torch.rand(3, 96, 112), torch.rand(3, 100, 90)],)}
+
+    return Case(name, make, batch, train=False, fallbacks=DATA_DEPENDENT, **options)
+
+
+CASES = [
+    _classifier("resnet18", chaotic=ROUNDING),
+    _classifier("resnet50", chaotic=ROUNDING),
+    _classifier("mobilenet_v3_small"),
+    _classifier("mobilenet_v3_large"),
+    _classifier("efficientnet_b0", chaotic=ROUNDING),
+    _classifier("densenet121", chaotic=ROUNDING),
+    _classifier("convnext_tiny"),
+    _classifier("vit_b_16", make={"image_size": 64}),
+    _classifier("swin_t"),
+    _classifier("shufflenet_v2_x1_0", chaotic=ROUNDING),
+    _classifier("squeezenet1_1"),
+    _classifier(
+        "inception_v3", 299, loss=_inception_loss, make={"aux_logits": True, "init_weights": False}, chaotic=ROUNDING
+    ),
+    _segmenter("deeplabv3_resnet50", chaotic=ROUNDING),
+    _segmenter("fcn_resnet50", chaotic=ROUNDING),
+    _detector("fasterrcnn_resnet50_fpn", {"box_detections_per_img": 20}),
+    # Masks are resized to their boxes one by one: each size of box is a program of its own.
+    _detector("maskrcnn_resnet50_fpn", {"box_detections_per_img": 3}),
+    _detector("retinanet_resnet50_fpn", {"detections_per_img": 20}),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_like_the_cpu(case: Case, compared: Compare) -> None:
+    compared(case)
+
+
+def test_with_the_trainer() -> None:
+    model = torchvision.models.resnet18(weights=None, num_classes=NUM_CLASSES)
+    batches = [(torch.randn(2, 3, 64, 64), torch.randint(0, NUM_CLASSES, (2,))) for _ in range(2)]
+    on_xla, on_cpu = fit_on_both(model, batches, metrics=["accuracy"])
+    assert on_xla == pytest.approx(on_cpu, rel=TOLERANCE)

@@ -1,0 +1,247 @@
+"""A step as a program with its inputs and outputs named: what two observations that agree come to.
+
+May import: observation, snapshot, optimizers, executor, tensor, strided, state, ir, _private_api.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from sys import getrefcount
+from typing import Any
+
+import jax
+import torch
+
+from xlatrainer.backend._private_api import tree_unflatten
+from xlatrainer.backend.executor import Lost, start
+from xlatrainer.backend.ir import Spec, Value
+from xlatrainer.backend.replay.observation import Observation, Origin
+from xlatrainer.backend.replay.optimizers import Shadow
+from xlatrainer.backend.replay.snapshot import Cell, Snapshot
+from xlatrainer.backend.state import state
+from xlatrainer.backend.strided import Geometry
+from xlatrainer.backend.tensor import from_host, new_tensor, storage_data
+
+__all__ = ["Mismatch", "Plan"]
+
+# References to a Value that nobody else holds: its storage's, the list's, and getrefcount's own argument.
+_UNSHARED = 3
+
+
+class Mismatch(Exception):
+    """Something is not as it was observed; the step must run its Python. Raised before anything has changed."""
+
+
+class Plan:
+    """How to run an observed step again.
+
+    Args:
+        seen: the observation.
+        snapshot: the places that it speaks of, as they are now.
+    """
+
+    def __init__(self, seen: Observation, snapshot: Snapshot) -> None:
+        assert seen.program is not None
+        assert seen.node is not None
+        self.seen = seen
+        self.program = seen.program
+        self.series: dict[int, Any] = {}  # programs of several steps of it, by their number
+        specs = [node.operation.outputs[0] for node in seen.node.path() if node.operation.lower is None]
+        self._specs: list[Spec] = specs
+        self._positions = {slot: index for index, slot in enumerate(self.program.outputs)}
+        self._floats = list(seen.floats)
+        self._donated = [index for index, given in enumerate(self.program.donated) if given]
+        self._settings = list(seen.settings)
+        self._output_specs = self.program.specs
+        self.follow(snapshot)
+
+    def follow(self, snapshot: Snapshot) -> None:
+        """Take the places from another snapshot of the same state; raises `Mismatch` if one is missing."""
+        self.snapshot = snapshot
+        try:
+            cells = [[snapshot.cells[o.key] if o.kind == "cell" else o for o in s] for s in self.seen.sources]
+            self._sources: list[Cell | Origin] = [choices[0] for choices in cells]
+            self._alike = [(choices[0], other) for choices in cells for other in choices[1:]]
+            self._from_cells = [(i, source) for i, source in enumerate(self._sources) if isinstance(source, Cell)]
+            self._from_others = [(i, source) for i, source in enumerate(self._sources) if isinstance(source, Origin)]
+            in_place = self._find_in_place()
+            self._in_place = list(in_place.values())
+            self._updates = [
+                (snapshot.cells[place.key] if place.kind == "cell" else place, origin)
+                for place, origin in self.seen.updates
+                if place not in in_place
+            ]
+            self._rebound = [
+                ([snapshot.cells[key] for key in keys], origin, geometry, leaf)
+                for keys, origin, geometry, leaf in self.seen.rebound
+            ]
+            self._moved = [
+                (snapshot.cells[key], snapshot.cells[place.key] if place.kind == "cell" else place)
+                for key, place in self.seen.moved
+            ]
+            self._results = [
+                snapshot.cells[origin.key] if origin.kind == "cell" else origin for origin in self.seen.outputs
+            ]
+        except KeyError:
+            raise Mismatch("a tensor that it used is gone") from None
+
+    def _find_in_place(self) -> dict[Origin, tuple[int, int]]:
+        """Places whose donated contents are replaced by one output of the same kind: position of leaf and output."""
+        position_of = {sources[0]: position for position, sources in enumerate(self.seen.sources)}
+        written = Counter(origin for _, origin in self.seen.updates)
+        written.update(origin for _, origin, _, _ in self.seen.rebound)
+        written.update(origin for origin in self.seen.outputs)
+        handed_on = {origin.key for origin in written if origin.kind == "leaf"}
+        found = {}
+        for place, origin in self.seen.updates:
+            position = position_of.get(place)
+            if position is None or place.kind != "cell" or origin.kind != "output" or written[origin] != 1:
+                continue
+            output = self._positions[origin.key]
+            donated = self.program.donated[position] and position not in handed_on
+            if donated and self._output_specs[output] is self._specs[position]:
+                found[place] = (position, output)
+        return found
+
+    def run(self, given: list[torch.Tensor], shadows: dict[int, Shadow]) -> Any:
+        """Run the step with these tensors among its arguments; returns what the function would have returned.
+
+        Raises:
+            Mismatch: if something is not as it was; nothing has happened then.
+        """
+        floats = self.numbers(shadows)
+        values = self.inputs(given)
+        buffers, copied = self.buffers(values, range(len(values)))
+        random = (state.seed, state.random_offset)
+        state.random_offset += self.seen.draws
+        try:
+            results = start(self.program, buffers, floats, self.seen.ints, random)
+        except BaseException as error:
+            self.distribute(given, values, [Lost.by(error)] * len(self.program.outputs), copied)
+            raise
+        for shadow in shadows.values():
+            shadow.advance()
+        return self.distribute(given, values, results, copied)
+
+    def buffers(self, values: list[Value], positions: Sequence[int]) -> tuple[list[Any], frozenset[int]]:
+        """The buffers of these leaves, to be given to the program, and which leaves it gets copies of."""
+        buffers = [values[position].buffer for position in positions]
+        # A reference beyond the storage's and the list's: somebody wants to keep the old contents.
+        copied = frozenset(i for i in self._donated if getrefcount(values[i]) > _UNSHARED)
+        if copied:
+            buffers = [
+                jax.numpy.copy(buffer) if position in copied else buffer
+                for position, buffer in zip(positions, buffers, strict=True)
+            ]
+        return buffers, copied
+
+    def numbers(self, shadows: dict[int, Shadow]) -> list[float]:
+        """The floats of this step: the shadows record theirs, unless nothing that they depend on has changed."""
+        settings = [setting for shadow in shadows.values() for setting in shadow.settings()]
+        unchanged = settings == self._settings
+        if unchanged and not any(shadow.has_host_state for shadow in shadows.values()):
+            return self._floats
+        for shadow, (first, count, section) in zip(shadows.values(), self.seen.sections, strict=True):
+            end, given = shadow.step()
+            if end is not section.end:
+                raise Mismatch("an optimizer's update has other operators than before")
+            self._floats[first : first + count] = [given[position] for position in section.source]
+        self._settings = settings
+        return self._floats
+
+    def inputs(self, given: list[torch.Tensor]) -> list[Value]:
+        """The values of the program's leaves, of the kinds that it takes."""
+        values: list[Any] = [None] * len(self._specs)
+        for position, cell in self._from_cells:
+            values[position] = cell.tensor.untyped_storage()._xla.value  # type: ignore[attr-defined]
+        for position, origin in self._from_others:
+            values[position] = self._other_input(origin, given)
+        for first, other in self._alike:
+            if _value_at(first, given) is not _value_at(other, given):
+                raise Mismatch("two tensors that held the same contents do so no more")
+        for value, spec in zip(values, self._specs, strict=True):
+            if value is None or value.spec is not spec:
+                raise Mismatch(f"a tensor holds {value.spec if value else 'nothing'}, where it held {spec}")
+            if value.buffer.__class__ is Lost:
+                raise value.buffer.error()
+        return values
+
+    def argument(self, position: int, given: list[torch.Tensor]) -> Value:
+        """The value of a leaf that comes from an argument."""
+        origin = self._sources[position]
+        assert isinstance(origin, Origin)
+        value = self._other_input(origin, given)
+        if value is None or value.spec is not self._specs[position]:
+            raise Mismatch("an argument holds contents of another kind than before")
+        return value
+
+    def _other_input(self, source: Origin, given: list[torch.Tensor]) -> Value | None:
+        if source.kind == "argument":
+            return storage_data(given[source.key]).value
+        if source.kind == "upload":
+            return from_host(given[source.key])
+        return self.seen.constants[source.key][1]
+
+    def distribute(
+        self, given: list[torch.Tensor], values: list[Value], results: list[Any], shared: frozenset[int]
+    ) -> Any:
+        """Write the outputs where the step would have written them; returns the function's result."""
+        for position, output in self._in_place:
+            # The value that the storage holds was donated, and nobody else knows it: it may become the new one.
+            if position not in shared:
+                values[position].buffer = results[output]
+        made: dict[int, Value] = {}
+
+        def value_from(origin: Origin) -> Value:
+            if origin.kind == "leaf":
+                return values[origin.key]
+            index = self._positions[origin.key]
+            found = made.get(index)
+            if found is None:
+                found = made[index] = Value(self._output_specs[index], results[index])
+            return found
+
+        for place, origin in self._updates:
+            tensor = place.tensor if isinstance(place, Cell) else given[place.key]
+            storage_data(tensor).value = value_from(origin)
+        for position, output in self._in_place:
+            if position in shared:
+                cell = self._sources[position]
+                assert isinstance(cell, Cell)
+                storage_data(cell.tensor).value = value_from(Origin("output", self.program.outputs[output]))
+        moved = [place.tensor if isinstance(place, Cell) else given[place.key] for _, place in self._moved]
+        for (cell, _), tensor in zip(self._moved, moved, strict=True):
+            self.snapshot.rebind(cell, tensor)
+        for cells, origin, geometry, requires_grad in self._rebound:
+            tensor = _made(value_from(origin), geometry)
+            if requires_grad:
+                tensor.requires_grad_()
+            for cell in cells:
+                self.snapshot.rebind(cell, tensor)
+        return self.result(given, value_from)
+
+    def result(self, given: Sequence[torch.Tensor], value_from: Callable[[Origin], Value]) -> Any:
+        """What the function returns, with the values of the program's outputs from `value_from`."""
+        leaves: list[Any] = []
+        for index, place in enumerate(self._results):
+            if isinstance(place, Cell):
+                leaves.append(place.tensor)
+            elif place.kind == "value":
+                leaves.append(place.key)
+            elif place.kind == "argument":
+                leaves.append(given[place.key])
+            else:
+                leaves.append(_made(value_from(place), self.seen.geometries[index]))
+        return tree_unflatten(leaves, self.seen.result_tree)
+
+
+def _made(value: Value, geometry: Geometry | None) -> torch.Tensor:
+    """A new tensor that looks at a new storage with `value` as `geometry` says."""
+    tensor = new_tensor(value)
+    if geometry is None:
+        return tensor
+    with torch.no_grad():
+        return tensor.as_strided(geometry.size, geometry.stride, geometry.offset)
+
+
+def _value_at(place: Cell | Origin, given: list[torch.Tensor]) -> Value | None:
+    return storage_data(place.tensor if isinstance(place, Cell) else given[place.key]).value

@@ -1,0 +1,217 @@
+"""`ReplayedStep`: a function that is run as always until its steps repeat, and then without its Python.
+
+May import: series, plan, observation, snapshot, optimizers, executor, state, config, counters, _private_api.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from xlatrainer import config
+from xlatrainer.backend import counters
+from xlatrainer.backend._private_api import ambient_state, tree_flatten
+from xlatrainer.backend.executor import raise_failed_checks, run_pending
+from xlatrainer.backend.replay.observation import Observation, observe
+from xlatrainer.backend.replay.optimizers import Shadow
+from xlatrainer.backend.replay.plan import Mismatch, Plan
+from xlatrainer.backend.replay.series import Series
+from xlatrainer.backend.replay.snapshot import Snapshot
+from xlatrainer.backend.state import state
+from xlatrainer.backend.tensor import storage_data
+
+__all__ = ["ReplayedStep"]
+
+_log = logging.getLogger("xlatrainer.replay")
+
+AUDIT_EVERY = 256  # replays after which a step runs its Python, to see whether it still does the same
+PATIENCE = 4  # observations in a row without two that agree, after which the step is left alone for a while
+FIRST_PAUSE = 64  # calls; each further pause is twice as long
+MAX_PLANS = 32  # of different arguments
+
+
+class ReplayedStep:
+    """Calls `function` as one program on the device, and without running its Python where that makes no difference.
+
+    Each call is a step of its own: what is pending runs before it, what it recorded runs at its end. Two calls in a row
+    that recorded the same, from the same places to the same places, make a plan; further calls with arguments of the
+    same kind only start the program. Batches, learning rates and everything else that an optimizer computes from its
+    hyperparameters, random numbers and all contents of tensors are inputs of the program. A change of anything else
+    that the function can reach (a mode, a setting of a module, `requires_grad`, a tensor's shape) makes it run its
+    Python again, as does, now and then, an audit.
+
+    A function that changes Python state other than by giving a place another tensor, that draws numbers from Python's,
+    NumPy's or torch's CPU generators, or that reads a value, is never replayed. What it prints or sends away, on the
+    other hand, cannot be seen.
+
+    Args:
+        function: makes a step.
+        roots: what the function reaches; default None, the function itself with all that its closure, its globals and
+            the object of a bound method hold.
+        name: for messages.
+
+    Attributes:
+        reason: why the last call ran its Python; "" when it was replayed.
+    """
+
+    def __init__(self, function: Callable[..., Any], roots: dict[str, Any] | None = None, name: str = "") -> None:
+        self.function = function
+        self.name = name or getattr(function, "__qualname__", type(function).__name__)
+        self.reason = "it was not called yet"
+        self._roots = {self.name: function} if roots is None else roots
+        self._plans: dict[Any, Plan] = {}
+        self._last: dict[Any, Observation] = {}
+        self._snapshot: Snapshot | None = None
+        self._shadows: dict[int, Shadow] = {}
+        self._replays = 0
+        self._failures = 0
+        self._pause = FIRST_PAUSE
+        self._paused = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._paused or config.get("replay") == "off" or state.observer is not None:
+            return self._run(args, kwargs)
+        leaves, tree = tree_flatten((args, kwargs))
+        key = _key(leaves, tree)
+        plan = self._plans.get(key)
+        if plan is not None and (self._replays + 1) % AUDIT_EVERY:
+            given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            try:
+                return self._replay(lambda: plan.run(given, self._shadows))
+            except Mismatch as change:
+                self._ended(str(change))
+        elif plan is not None:
+            self._replays += 1
+        return self._observe(key, args, kwargs)
+
+    def many(self, batches: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call the function with each of these tuples of arguments; one program makes all the steps, once they repeat.
+
+        The first time a number of steps comes, their program is compiled, beside that of the single step.
+        """
+        if len(batches) > 1 and not self._paused and config.get("replay") == "on":
+            leaves = [tree_flatten((args, {})) for args in batches]
+            keys = [_key(each, tree) for each, tree in leaves]
+            plan = self._plans.get(keys[0])
+            due = self._replays // AUDIT_EVERY != (self._replays + len(batches)) // AUDIT_EVERY
+            if plan is not None and not due and all(key == keys[0] for key in keys):
+                given = [[leaf for leaf in each if isinstance(leaf, torch.Tensor)] for each, _ in leaves]
+                try:
+                    return self._replay(
+                        lambda: self._series_of(plan, len(batches)).run(given, self._shadows), len(given)
+                    )
+                except Mismatch as change:
+                    self._ended(str(change))
+        return [self(*args) for args in batches]
+
+    @staticmethod
+    def _series_of(plan: Plan, number: int) -> Series:
+        if number not in plan.series:
+            plan.series[number] = Series(plan, number)
+        return plan.series[number]
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The function's Python, unwatched."""
+        self._paused = max(self._paused - 1, 0)
+        run_pending()
+        result = self.function(*args, **kwargs)
+        run_pending()
+        return result
+
+    def _replay(self, run: Callable[[], Any], steps: int = 1) -> Any:
+        with state.lock:
+            raise_failed_checks()
+            if state.trace.num_nodes:
+                run_pending()
+            self._check_state()
+            result = run()
+        self._replays += steps
+        self.reason = ""
+        counters.add("Replay", steps)
+        return result
+
+    def _check_state(self) -> None:
+        """Raise `Mismatch` unless all that the function can reach is as it was."""
+        assert self._snapshot is not None
+        if not all(shadow.is_current() for shadow in self._shadows.values()):
+            raise Mismatch("an optimizer was changed by somebody else")
+        if self._snapshot.is_unchanged():
+            return
+        now = Snapshot(self._roots)
+        change = next(iter([*now.opaque, *self._snapshot.changes(now)]), None)
+        if change is not None:
+            self._plans.clear()
+            raise Mismatch(change)
+        self._snapshot = now  # other objects that are equal, or other tensors in the same places
+        for plan in self._plans.values():
+            plan.follow(now)
+
+    def _observe(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen = observe(self.function, args, kwargs, self._roots)
+        result, seen.result = seen.result, None
+        earlier = self._last.get(key)
+        difference: str | None = "it was not observed before"
+        if earlier is not None:
+            difference = seen.difference(earlier)
+        if seen.reasons:
+            difference = seen.reasons[0]
+        snapshot, seen.snapshot = seen.snapshot, None  # it holds all tensors: only the latest one is kept
+        if len(self._last) >= MAX_PLANS and key not in self._last:
+            self._last.clear()
+            self._plans.clear()
+        self._last[key] = seen
+        if snapshot is not None:
+            self._snapshot = snapshot
+            self._shadows = seen.shadows
+        self._keep_plans(snapshot)
+        if difference is None and snapshot is not None:
+            self._plans[key] = Plan(seen, snapshot)
+            self._failures, self._pause = 0, FIRST_PAUSE
+        else:
+            if self._plans.pop(key, None) is not None:
+                self._ended(str(difference))
+            elif earlier is not None or seen.reasons:
+                self._failed(str(difference))
+        self.reason = "" if difference is None else difference
+        return result
+
+    def _keep_plans(self, snapshot: Snapshot | None) -> None:
+        """Let the plans for other arguments speak of the places as they are now."""
+        for key, plan in list(self._plans.items()):
+            try:
+                if snapshot is None:
+                    raise Mismatch("its state could not be followed")
+                plan.follow(snapshot)
+            except Mismatch:
+                del self._plans[key]
+
+    def _ended(self, reason: str) -> None:
+        self.reason = reason
+        counters.add("ReplayEnd")
+        _log.info("%s runs its Python again: %s", self.name, reason)
+
+    def _failed(self, reason: str) -> None:
+        self._failures += 1
+        if self._failures >= PATIENCE:
+            _log.info("%s is not replayed: %s", self.name, reason)
+            counters.add("ReplayRefused")
+            self._failures = 0
+            self._paused = self._pause
+            self._pause *= 2
+
+
+def _key(leaves: list[Any], tree: Any) -> Any:
+    """What decides which plan serves a call: the kind of its arguments, and torch's modes."""
+    return tree, tuple(map(_kind, leaves)), ambient_state()
+
+
+def _kind(leaf: Any) -> Any:
+    """What of an argument decides which plan serves: all of a plain value, of a tensor everything but its contents."""
+    if not isinstance(leaf, torch.Tensor):
+        return type(leaf), leaf if isinstance(leaf, int | float | complex | str | bytes) else id(leaf)
+    layout = (tuple(leaf.shape), leaf.dtype, leaf.requires_grad, leaf.stride(), leaf.storage_offset())
+    if leaf.device.type != "xla":
+        return layout, str(leaf.device)
+    data = storage_data(leaf)
+    return layout, None if data.value is None else data.value.spec, leaf.is_conj(), leaf.is_neg()

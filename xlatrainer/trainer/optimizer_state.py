@@ -1,0 +1,101 @@
+"""The optimizer's state before the first step, so that the first step is the same program as every other.
+
+torch's optimizers make their state inside the first `step`. On a lazy device that step is then a program of its own,
+compiled for minutes to run once. What the first step would begin with is found by asking the optimizer itself, with one
+small parameter on the CPU, and taken only if it comes to the same update as a step that makes its own state.
+"""
+
+import copy
+from collections import OrderedDict, defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+__all__ = ["initialize_state"]
+
+_ON_PARAMETER = object()  # stands for zeros like the parameter
+
+
+def initialize_state(optimizer: Optimizer) -> None:
+    """Give each parameter without any state what the optimizer's first step would begin with.
+
+    Leaves an optimizer alone whose state cannot be foreseen so: its first step makes it, as always.
+    """
+    for group in optimizer.param_groups:
+        fresh = [p for p in group["params"] if p.requires_grad and not optimizer.state.get(p)]
+        if not fresh:
+            continue
+        initial = _initial_state(optimizer, group, fresh[0].dtype)
+        for parameter in fresh if initial else []:
+            on_device = bool(group.get("capturable"))
+            optimizer.state[parameter] = {
+                key: _zeros_like(parameter)
+                if value is _ON_PARAMETER
+                else (value.to(parameter.device) if on_device else value.clone())
+                for key, value in initial.items()
+            }
+
+
+def _zeros_like(parameter: nn.Parameter) -> Tensor:
+    # Copied from the host: zeros made on a lazy device would be operators of the first step, and of that one alone.
+    return torch.zeros(parameter.shape, dtype=parameter.dtype).to(parameter.device)
+
+
+def _initial_state(optimizer: Optimizer, group: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """State before the first step by key: `_ON_PARAMETER` or a CPU tensor of shape (); empty if it is not known."""
+    if group.get("fused") or group.get("differentiable"):
+        return {}
+    at_rest = _Twin(optimizer, group, torch.zeros(2, 2, dtype=dtype))
+    at_rest.step(torch.zeros(2, 2, dtype=dtype))
+    initial: dict[str, Any] = {}
+    for key, value in at_rest.state.items():
+        if not isinstance(value, Tensor):
+            return {}
+        if value.shape == (2, 2) and not value.any():
+            initial[key] = _ON_PARAMETER
+        elif value.shape == () and key == "step":
+            initial[key] = torch.zeros_like(value)
+        else:
+            return {}
+    # Does a step from there come to the same as one that makes its own state?
+    weights = torch.tensor([[0.5, -0.25], [1.5, 0.125]], dtype=dtype)
+    grad = torch.tensor([[0.75, -1.5], [0.25, 0.5]], dtype=dtype)
+    own, given = _Twin(optimizer, group, weights), _Twin(optimizer, group, weights)
+    given.optimizer.state[given.parameter] = {
+        key: torch.zeros(2, 2, dtype=dtype) if value is _ON_PARAMETER else value.clone()
+        for key, value in initial.items()
+    }
+    own.step(grad)
+    given.step(grad)
+    same = torch.equal(own.parameter, given.parameter) and own.state.keys() == given.state.keys()
+    return initial if same and all(torch.equal(own.state[key], given.state[key]) for key in own.state) else {}
+
+
+class _Twin:
+    """An optimizer of the same class and settings with one small parameter on the CPU."""
+
+    def __init__(self, optimizer: Optimizer, group: dict[str, Any], weights: Tensor) -> None:
+        self.parameter = nn.Parameter(weights.clone())
+        self.optimizer: Any = object.__new__(type(optimizer))
+        vars(self.optimizer).update(vars(optimizer))
+        self.optimizer.__dict__.pop("step", None)  # a scheduler's counter around the real one
+        self.optimizer._optimizer_step_pre_hooks = OrderedDict()
+        self.optimizer._optimizer_step_post_hooks = OrderedDict()
+        self.optimizer.state = defaultdict(dict)
+        settings = {key: copy.copy(value) for key, value in group.items() if key != "params"}
+        for key, value in settings.items():
+            settings[key] = value.detach().cpu() if isinstance(value, Tensor) else value
+        if "capturable" in settings:
+            settings["capturable"] = False  # which is for devices other than the CPU
+        self.optimizer.param_groups = [{**settings, "params": [self.parameter]}]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return dict(self.optimizer.state[self.parameter])
+
+    def step(self, grad: Tensor) -> None:
+        self.parameter.grad = grad.clone()
+        step = type(self.optimizer).step
+        getattr(step, "__wrapped__", step)(self.optimizer)  # without the hooks that are set for all optimizers
