@@ -79,12 +79,12 @@ LAYERS = (
         )
     ),
     # and plain functions and data; lowerings know nothing of nodes and traces.
+    Layer(("xlatrainer.backend.strided",)),
     Layer(
         (
             "xlatrainer.backend.lowerings",
             "xlatrainer.backend.ir",
             "xlatrainer.backend.schema",
-            "xlatrainer.backend.strided",
             "xlatrainer.backend.source",
             "xlatrainer.backend.counters",
         )

@@ -106,6 +106,52 @@ def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength:
     return counts.scatter_add(0, self.long(), weights)
 
 
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """One operator with a gradient of its own where CPU torch has one, which does not keep the matrix of weights."""
+    if not _one_attention(query, key, value, attn_mask, dropout_p, is_causal):
+        own = aten.scaled_dot_product_attention.default
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        return own.decompose(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    flash = aten._scaled_dot_product_flash_attention_for_cpu
+    return flash(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+
+def _one_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+) -> bool:
+    """The conditions under which CPU torch takes its flash attention."""
+    if dropout_p > 0 or not torch.backends.cuda.flash_sdp_enabled() or query.dim() != 4:
+        return False
+    batch, heads, rows, width = query.shape
+    columns = key.shape[2] if key.dim() == 4 else 0
+    shape = (batch, heads, columns, width)
+    if not (rows and columns and width) or key.shape != shape or value.shape != shape:
+        return False
+    if not query.is_floating_point() or not query.dtype == key.dtype == value.dtype:
+        return False
+    if mask is None:
+        return True
+    if is_causal or mask.requires_grad or mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        return False
+    fits = zip(reversed(mask.shape), (columns, rows, heads, batch), strict=False)
+    return mask.dim() in (2, 4) and all(length in (1, whole) for length, whole in fits)
+
+
 def _packed_scalars(name: str) -> Callable[..., Any]:
     """A foreach operator whose scalars come as one tensor, which torch reads and wants on the CPU."""
 
@@ -130,4 +176,5 @@ COMPOSITES: dict[str, Callable[..., Any]] = {
     "cross_entropy_loss": cross_entropy_loss,
     "ctc_loss.IntList": ctc_loss,
     "ctc_loss.Tensor": ctc_loss,
+    "scaled_dot_product_attention": scaled_dot_product_attention,
 }

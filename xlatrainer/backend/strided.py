@@ -5,7 +5,7 @@ and written by `write`. Nearly every geometry that PyTorch makes (any chain of v
 diagonal ...) is a reshape, a slice, a transpose and a broadcast of the flat data, which costs XLA little or nothing;
 the rest (overlapping windows, odd `as_strided`) is a gather or scatter with constant indices.
 
-May import: jax, numpy.
+May import: jax, numpy, lowerings.fusion.
 """
 
 import math
@@ -16,7 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from xlatrainer.backend.lowerings.fusion import materialized
+
 __all__ = ["Geometry", "contiguous_strides", "extent", "is_contiguous", "read", "write"]
+
+
+_LARGE = 2**14  # elements
 
 
 class Geometry(NamedTuple):
@@ -139,6 +144,10 @@ def read(data: jax.Array, view: Geometry) -> jax.Array:
     array = jax.lax.slice(array, blocks.start, limits).reshape([view.size[d] for d in blocks.order])
     places = sorted(range(len(blocks.order)), key=lambda i: blocks.order[i])
     kept = [blocks.order[i] for i in places]
+    if places == [1, 0] and array.size >= _LARGE:
+        # A large transposed matrix goes to a product, as do other views of the same data (a gradient's for weight and
+        # input). On the CPU, what computes the data would be computed again for the transposed one.
+        array = materialized(array)
     return jax.lax.broadcast_in_dim(array.transpose(places), view.size, kept)
 
 

@@ -1,52 +1,174 @@
-"""Attention as one operator, with its gradient: what torch's CPU kernel computes in blocks."""
+"""Scaled dot-product attention with its gradient, after the operator that CPU torch calls for it.
 
-import jax
+Shapes: queries (batch, heads, T, width), keys and values (batch, heads, S, width). Scores and weights are kept in
+float32 for half types. Short sequences are computed at once. For long ones the matrix of weights, T x S for each head,
+is never whole: rows of queries are taken a block at a time, in the gradient again, so memory grows with T + S.
+"""
+
 import jax.numpy as jnp
-from jax.scipy.special import logsumexp
+from jax import lax
 
+from xlatrainer.backend.dtypes import to_numpy
+from xlatrainer.backend.lowerings.linalg import dot_precision
 from xlatrainer.backend.lowerings.registry import lowering
+
+_AT_ONCE = 2**23  # weights of all heads that are held at once: 32 MB of float32
+_LONG = 1024  # queries and keys from which on rows are taken in blocks, if there are more weights than that
+
+
+def _product(a, b, over):
+    """Products summed over dim `over[0]` of `a` and `over[1]` of `b`, batch by batch and head by head.
+
+    Of half types they are float32.
+    """
+    wide = jnp.float32 if a.dtype in (jnp.float16, jnp.bfloat16) else None
+    dims = (((over[0],), (over[1],)), ((0, 1), (0, 1)))
+    return lax.dot_general(a, b, dims, precision=dot_precision(), preferred_element_type=wide)
+
+
+def _weights(query, key, mask, first, scale):
+    """Weights of the keys for each query, and the logarithm of what they were divided by, (batch, heads, T, 1).
+
+    `first` is the position of the first query if each sees the keys up to its own position only, else None. A query
+    that sees no key has the weights 0.
+    """
+    scores = _product(query, key, (3, 3))
+    scores = scores * scale.astype(scores.dtype)
+    if first is not None:
+        rows = lax.broadcasted_iota(jnp.int32, scores.shape, 2) + first
+        scores = jnp.where(lax.broadcasted_iota(jnp.int32, scores.shape, 3) <= rows, scores, -jnp.inf)
+    if mask is not None:
+        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + mask.astype(scores.dtype)
+    top = jnp.max(scores, 3, keepdims=True)
+    if mask is not None:
+        top = jnp.where(top == -jnp.inf, 0, top)
+    weights = jnp.exp(scores - top)
+    total = jnp.sum(weights, 3, keepdims=True)
+    divisor = total if mask is None else jnp.where(total == 0, 1, total)
+    return weights / divisor, top + jnp.log(total)
+
+
+def _forward(query, key, value, mask, first, scale):
+    weights, logsumexp = _weights(query, key, mask, first, scale)
+    return _product(weights.astype(value.dtype), value, (3, 2)).astype(query.dtype), logsumexp[..., 0]
+
+
+def _backward(grad, query, key, value, out, mask, first, scale):
+    """Gradients of the queries in their dtype, of the keys and values transposed and as wide as the weights.
+
+    The weights are computed again: XLA finds that it has them if the forward pass is in the same program. Sums over the
+    queries give their results transposed, since on the CPU a product with the transposed weights is twice as slow.
+    """
+    weights, _ = _weights(query, key, mask, first, scale)
+    wide = weights.dtype
+    along_out = jnp.sum(grad.astype(wide) * out.astype(wide), 3, keepdims=True)
+    grad_scores = weights * (_product(grad, value, (3, 3)) - along_out) * scale.astype(wide)
+    narrow = grad_scores.astype(query.dtype)
+    grad_query = _product(narrow, key, (3, 2)).astype(query.dtype)
+    return grad_query, _product(query, narrow, (2, 2)), _product(grad, weights.astype(grad.dtype), (2, 2))
+
+
+# in blocks of queries
+
+
+def _rows_at_once(query, key):
+    """How many queries of each head make up a block, or None if all do."""
+    batch, heads, rows, _ = query.shape
+    columns = key.shape[2]
+    if max(rows, columns) < _LONG or batch * heads * rows * columns <= _AT_ONCE:
+        return None
+    fitting = max(_AT_ONCE // (batch * heads * columns), 16)
+    return 1 << (min(fitting, rows).bit_length() - 1)
+
+
+def _in_blocks(array, size):
+    """(batch, heads, T, ...) as (blocks, batch, heads, size, ...), with zeros behind the last row."""
+    missing = -array.shape[2] % size
+    padded = jnp.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)])
+    batch, heads, rows, width = padded.shape
+    return jnp.moveaxis(padded.reshape(batch, heads, rows // size, size, width), 2, 0)
+
+
+def _whole(blocks, rows):
+    """The inverse of `_in_blocks`."""
+    joined = jnp.moveaxis(blocks, 0, 2)
+    return joined.reshape(*joined.shape[:2], -1, *joined.shape[4:])[:, :, :rows]
+
+
+def _block_inputs(arrays, mask, size):
+    """What a scan over blocks takes: the number of each, its rows of `arrays` and of the mask."""
+    blocks = [_in_blocks(array, size) for array in arrays]
+    by_row = mask is not None and mask.shape[2] > 1
+    return jnp.arange(blocks[0].shape[0], dtype=jnp.int32), blocks, _in_blocks(mask, size) if by_row else None
+
+
+def _first_row(index, size, is_causal):
+    return index * size if is_causal else None
+
+
+def _forward_in_blocks(query, key, value, mask, is_causal, scale, size):
+    def block(carry, inputs):
+        index, (rows,), own = inputs
+        first = _first_row(index, size, is_causal)
+        return carry, _forward(rows, key, value, mask if own is None else own, first, scale)
+
+    _, (out, logsumexp) = lax.scan(block, None, _block_inputs([query], mask, size))
+    return _whole(out, query.shape[2]), _whole(logsumexp, query.shape[2])
+
+
+def _backward_in_blocks(grad, query, key, value, out, mask, is_causal, scale, size):
+    def block(sums, inputs):
+        index, (grads, rows, outs), own = inputs
+        first = _first_row(index, size, is_causal)
+        grad_rows, *more = _backward(grads, rows, key, value, outs, mask if own is None else own, first, scale)
+        return [total + part for total, part in zip(sums, more, strict=True)], grad_rows
+
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    zeros = [jnp.zeros((*key.shape[:2], key.shape[3], key.shape[2]), wide) for _ in range(2)]
+    sums, grad_query = lax.scan(block, zeros, _block_inputs([grad, query, out], mask, size))
+    return _whole(grad_query, query.shape[2]), *sums
+
+
+# operators
+
+
+def _arguments(query, attn_mask, scale):
+    mask = attn_mask
+    if mask is not None and mask.ndim == 2:
+        mask = mask[None, None]
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    return mask, jnp.asarray(query.shape[3] ** -0.5 if scale is None else scale).astype(wide)
 
 
 def _without_dropout(*args, dropout_p=0.0, **kwargs):
     """Forward and backward have `dropout_p` behind three and six tensors."""
-    given = next((arg for arg in args if isinstance(arg, float)), dropout_p)
-    return given == 0.0
+    return next((arg for arg in args if isinstance(arg, float)), dropout_p) == 0.0
 
 
-def _scores(query, key, is_causal, attn_mask, scale):
-    """Scaled products of queries and keys with the mask, (batch, heads, queries, keys), in float32 at least."""
-    acc = jnp.promote_types(query.dtype, jnp.float32)
-    factor = 1 / query.shape[-1] ** 0.5 if scale is None else scale
-    scores = jnp.einsum("bhqe,bhke->bhqk", query.astype(acc), key.astype(acc)) * jnp.asarray(factor, acc)
-    if attn_mask is not None:
-        scores = scores + attn_mask.astype(acc)
-    if is_causal:
-        scores = jnp.where(jnp.tri(*scores.shape[-2:], dtype=bool), scores, -jnp.inf)
-    return scores
+_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 
-@lowering("_scaled_dot_product_flash_attention_for_cpu", static=("dropout_p",), supports=_without_dropout)
-def flash_attention(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
-    """The output, and the logarithm of each query's sum of exponentials."""
-    scores = _scores(query, key, is_causal, attn_mask, scale)
-    total = logsumexp(scores, -1)
-    weights = jnp.exp(scores - total[..., None])
-    return jnp.einsum("bhqk,bhke->bhqe", weights, value.astype(weights.dtype)).astype(query.dtype), total
+@lowering(_ATTENTION, static=("dropout_p",), supports=_without_dropout, takes_specs=True)
+def flash_attention(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None, out_specs):
+    mask, scale = _arguments(query, attn_mask, getattr(scale, "array", scale))
+    size = _rows_at_once(query, key)
+    if size is None:
+        out, logsumexp = _forward(query, key, value, mask, 0 if is_causal else None, scale)
+    else:
+        out, logsumexp = _forward_in_blocks(query, key, value, mask, is_causal, scale, size)
+    return out, logsumexp.astype(to_numpy(out_specs[1].dtype))
 
 
-@lowering("_scaled_dot_product_flash_attention_for_cpu_backward", static=("dropout_p",), supports=_without_dropout)
+@lowering(f"{_ATTENTION}_backward", static=("dropout_p",), supports=_without_dropout)
 def flash_attention_backward(
     grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
 ):
-    """Normalizes anew instead of by `logsumexp`, whose rounding would be in every weight."""
-    weights = jax.nn.softmax(_scores(query, key, is_causal, attn_mask, scale), -1)
-    acc = weights.dtype
-    grad, q, k, v = (array.astype(acc) for array in (grad_out, query, key, value))
-    pulled = jnp.einsum("bhqe,bhke->bhqk", grad, v)
-    pulled = weights * (pulled - jnp.sum(weights * pulled, -1, keepdims=True))
-    pulled = pulled * jnp.asarray(1 / query.shape[-1] ** 0.5 if scale is None else scale, acc)
-    return (
-        jnp.einsum("bhqk,bhke->bhqe", pulled, k).astype(query.dtype),
-        jnp.einsum("bhqk,bhqe->bhke", pulled, q).astype(key.dtype),
-        jnp.einsum("bhqk,bhqe->bhke", weights, grad).astype(value.dtype),
-    )
+    mask, scale = _arguments(query, attn_mask, scale)
+    size = _rows_at_once(query, key)
+    if size is None:
+        grads = _backward(grad_out, query, key, value, out, mask, 0 if is_causal else None, scale)
+    else:
+        grads = _backward_in_blocks(grad_out, query, key, value, out, mask, is_causal, scale, size)
+    grad_query, *others = grads
+    grad_key, grad_value = (grad.swapaxes(2, 3).astype(key.dtype) for grad in others)
+    return grad_query, grad_key, grad_value

@@ -1,0 +1,82 @@
+"""Products of a transformer's training step, on the CPU: weight gradients, and attention with its gradient.
+
+    python benchmarks/matmul.py
+
+Prints for each the milliseconds of torch eager, of XLA as it chooses, and of our lowerings (see `linalg._row_major` and
+`lowerings/attention.py`). Medians; run it on a quiet machine.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from xlatrainer.backend import runtime
+from xlatrainer.backend.lowerings.attention import flash_attention, flash_attention_backward
+from xlatrainer.backend.lowerings.linalg import mm
+
+ROWS = 1024
+FEATURES = ((768, 256), (256, 256), (1024, 256), (256, 1024))
+HEADS = (8, 8, 128, 32)  # batch, heads, tokens, width of a head
+
+
+class _LikeQuery:
+    dtype = torch.float32
+
+
+def milliseconds(run: Callable[[], Any], repeats: int = 30) -> float:
+    run()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e3
+
+
+def ours(function: Callable[..., Any], *arrays: np.ndarray) -> float:
+    given = [jax.device_put(array) for array in arrays]
+    compiled = jax.jit(function).lower(*given).compile(compiler_options=runtime.compiler_options())
+    with runtime.undisturbed():
+        return milliseconds(lambda: jax.block_until_ready(compiled(*given)))
+
+
+def weight_gradient(grad: torch.Tensor, rows: torch.Tensor) -> str:
+    arrays = grad.numpy(), rows.numpy()
+    eager = milliseconds(lambda: grad.t() @ rows)
+    return f"torch {eager:.2f}  XLA {ours(lambda a, b: a.T @ b, *arrays):.2f}  ours {ours(_weight, *arrays):.2f}"
+
+
+def _weight(grad: jax.Array, rows: jax.Array) -> jax.Array:
+    return mm(grad.T, rows)
+
+
+def _attention(query: jax.Array, key: jax.Array, value: jax.Array, grad: jax.Array) -> tuple[jax.Array, ...]:
+    out, logsumexp = flash_attention(query, key, value, 0.0, True, out_specs=(_LikeQuery, _LikeQuery))
+    return out, *flash_attention_backward(grad, query, key, value, out, logsumexp, 0.0, True)
+
+
+def attention() -> str:
+    tensors = [torch.randn(HEADS, requires_grad=True) for _ in range(3)]
+    grad = torch.randn(HEADS)
+
+    def eager() -> None:
+        torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=True).backward(grad)
+
+    arrays = [tensor.detach().numpy() for tensor in tensors]
+    return f"torch {milliseconds(eager):.2f}  ours {ours(_attention, *arrays, grad.numpy()):.2f}"
+
+
+def main() -> None:
+    for out, inner in FEATURES:
+        timings = weight_gradient(torch.randn(ROWS, out), torch.randn(ROWS, inner))
+        print(f"weight gradient {out} x {inner}, {ROWS} rows: {timings}")
+    print(f"attention {HEADS}, forward and backward: {attention()}")
+
+
+if __name__ == "__main__":
+    main()
