@@ -87,6 +87,7 @@ LAYERS = (
             "xlatrainer.backend.schema",
             "xlatrainer.backend.source",
             "xlatrainer.backend.counters",
+            "xlatrainer.backend.host_memory",
         )
     ),
     Layer(("xlatrainer.backend.dtypes", "xlatrainer.backend._private_api")),

@@ -56,6 +56,12 @@ SETTINGS: dict[str, Setting] = {
     "cache_megabytes": Setting(
         "XLATRAINER_CACHE_MEGABYTES", 2048, "the size of the cache beyond which the least recently used programs go"
     ),
+    "keep_memory": Setting(
+        "XLATRAINER_KEEP_MEMORY",
+        "on",
+        "whether glibc keeps freed memory for the next step if XLA runs on the CPU; read at the device's first use",
+        ("on", "off"),
+    ),
     "max_pending_nodes": Setting(
         "XLATRAINER_MAX_PENDING_NODES", 2000, "nodes after which the next host-to-device copy ends the trace"
     ),

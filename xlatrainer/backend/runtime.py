@@ -2,7 +2,7 @@
 
 JAX is asked for its devices at the first use, never at import. 64-bit types are switched on around our own work only.
 
-May import: jax, torch, numpy, dtypes, config, counters.
+May import: jax, torch, numpy, host_memory, dtypes, config, counters.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ import torch
 from xlatrainer import config
 from xlatrainer.backend import counters
 from xlatrainer.backend.dtypes import from_numpy, to_numpy
+from xlatrainer.backend.host_memory import keep_freed_memory
 
 __all__ = ["compiler_options", "default_device", "local_devices", "to_device", "to_host", "undisturbed", "x64"]
 
@@ -46,6 +47,7 @@ class _Chosen:
 def default_device() -> Any:
     """The JAX device that `xla:0` stands for; chosen at the first call."""
     if _Chosen.device is None:
+        keep_freed_memory()
         _Chosen.device = local_devices()[0]
     return _Chosen.device
 
