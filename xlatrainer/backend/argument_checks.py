@@ -96,6 +96,16 @@ def _randint_like(self: torch.Tensor, *bounds: Any, **options: Any) -> None:
         _random_bounds(self, *bounds)
 
 
+def _multinomial(
+    self: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
+) -> None:
+    if not replacement and self.dim() and num_samples > self.shape[-1]:
+        raise RuntimeError(
+            f"cannot sample n_sample > prob_dist.size(-1) samples without replacement: {num_samples} of "
+            f"{self.shape[-1]} (aten::multinomial)"
+        )
+
+
 _CHECKS: dict[str, Callable[..., None]] = {
     "aten::_histogramdd_bin_edges": _histogramdd,
     "aten::_histogramdd_from_bin_cts": _histogramdd,
@@ -106,6 +116,7 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten::convolution": _convolution,
     "aten::index_add": _index_add,
     "aten::index_add_": _index_add,
+    "aten::multinomial": _multinomial,
     "aten::pow.Tensor_Scalar": _pow,
     "aten::randint": _randint,
     "aten::randint.low": _randint,

@@ -3,7 +3,7 @@
 Each runs what is pending up to a result of full length and the number of elements that count, reads that number, and
 cuts the result to it. Only the number leaves the device. That the trace ended for it is counted as `sync::<operator>`.
 
-May import: tensor, transfer, counters, ir, lowerings of counting.
+May import: overlap, tensor, transfer, counters, ir, lowerings of counting.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +14,7 @@ import torch
 from xlatrainer.backend import counters
 from xlatrainer.backend.ir import Operation, Value, make_spec
 from xlatrainer.backend.lowerings import counting
+from xlatrainer.backend.overlap import check_apart
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import assign, from_host, new_tensor, value_of
 from xlatrainer.backend.transfer import read_to_host
@@ -185,7 +186,15 @@ def _results(
     return _cut(first, count), inverse, _cut(lengths, count) if return_counts else nothing
 
 
+def _refuse_complex(name: str, tensor: torch.Tensor) -> None:
+    """Complex numbers have no order, by which equal ones are found."""
+    if tensor.dtype.is_complex:
+        kind = "ComplexFloat" if tensor.dtype is torch.complex64 else "ComplexDouble"
+        raise NotImplementedError(f"\"{name.removeprefix('_').removesuffix('2')}\" not implemented for '{kind}'")
+
+
 def _flat_unique(name: str, function: Callable[..., Any], self: torch.Tensor, inverse: bool, counts: bool) -> Any:
+    _refuse_complex(name, self)
     length = self.numel()
     shapes = [((length,), self.dtype), *[((length,), torch.int64)] * 2, ((), torch.int64)]
     with state.lock:
@@ -196,6 +205,7 @@ def _flat_unique(name: str, function: Callable[..., Any], self: torch.Tensor, in
 def _row_unique(
     name: str, function: Callable[..., Any], self: torch.Tensor, dim: int, inverse: bool, counts: bool
 ) -> Any:
+    _refuse_complex(name, self)
     length = self.shape[dim]
     if not self.numel():
         if length:
@@ -271,10 +281,11 @@ def _sum_of(repeats: torch.Tensor) -> int:
     return total
 
 
-def _writing(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _writing(name: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The out= form of a function of one result."""
 
     def kernel(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        check_apart(name, out, [*args, *kwargs.values()])
         result = function(*args, **kwargs)
         with state.lock:
             if out.dtype is not result.dtype:
@@ -290,9 +301,9 @@ def kernels() -> dict[str, Callable[..., Any]]:
     """All kernels of this module by overload."""
     return {
         "aten::nonzero": nonzero,
-        "aten::nonzero.out": _writing(nonzero),
+        "aten::nonzero.out": _writing("aten::nonzero.out", nonzero),
         "aten::masked_select": masked_select,
-        "aten::masked_select.out": _writing(masked_select),
+        "aten::masked_select.out": _writing("aten::masked_select.out", masked_select),
         "aten::_unique": unique,
         "aten::_unique2": unique2,
         "aten::unique_consecutive": unique_consecutive,

@@ -67,9 +67,12 @@ def infer_or_refuse(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return result
 
 
+_FOR_OTHER_DEVICES = frozenset({"aten::convolution_overrideable"})  # the CPU's kernel says that it is not for the CPU
+
+
 def _can_ask(overload: Any) -> bool:
     """Gradients are called by autograd with what their operator has accepted, and trust it blindly."""
-    if "backward" in overload.name():
+    if "backward" in overload.name() or overload.name() in _FOR_OTHER_DEVICES:
         return False
     return any(has_kernel(overload, key) for key in ("CPU", "CompositeExplicitAutograd"))
 

@@ -14,7 +14,7 @@ import torch
 
 from xlatrainer.backend.tensor import storage_data
 
-__all__ = ["check_outs", "check_written", "plain_tensors"]
+__all__ = ["check_apart", "check_outs", "check_written", "plain_tensors"]
 
 # These write the same everywhere, or only warn.
 _EXPANDED = "fill_ zero_ tril_ triu_ masked_fill_ index_fill_ index_put_ _index_put_impl_"
@@ -78,6 +78,12 @@ def check_outs(name: str, outs: Sequence[Any], inputs: Sequence[Any]) -> list[to
         if data.viewed or any(t.device.type == "xla" and storage_data(t) is data for t in tensors):
             same += check_written(name, out, tensors)
     return same
+
+
+def check_apart(name: str, out: torch.Tensor, inputs: Sequence[Any]) -> None:
+    """`check_outs` for an operator whose result must not be any of its inputs either."""
+    if check_outs(name, [out], inputs):
+        raise _refuse(_WITH_INPUT, name, out)
 
 
 def plain_tensors(arguments: Sequence[Any]) -> list[torch.Tensor]:
