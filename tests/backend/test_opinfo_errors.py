@@ -37,15 +37,12 @@ ON_READING = frozenset({"gather", "multinomial", "scatter", "scatter_add"})
 WRONG_INPUTS_EXCEPTIONS: dict[str, str] = {}
 
 _HALF = "half precision, which torch takes on CUDA though not on the CPU, is trained in on GPU and TPU"
-_COMPLEX = "draws complex samples first, which have no lowering"
 DTYPE_EXCEPTIONS = {
     "max_pool2d_with_indices_backward": "autograd calls gradients with the dtypes that the operator took",
     "nn.functional.max_pool1d": "of integers, which torch makes of max_pool2d on other devices than the CPU",
     "_upsample_bilinear2d_aa": _HALF,
     "nn.functional.avg_pool3d": _HALF,
     "nn.functional.dropout": "of complex numbers; it is one operator here, which torch makes of others on the CPU",
-    "nn.functional.fractional_max_pool2d": _COMPLEX,
-    "nn.functional.fractional_max_pool3d": _COMPLEX,
     "nn.functional.multi_margin_loss": _HALF,
     "nn.functional.multilabel_margin_loss": _HALF,
     "nn.functional.rrelu": _HALF,
