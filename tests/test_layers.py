@@ -44,11 +44,11 @@ LAYERS = (
     Layer(("xlatrainer.backend.replay.plan",)),
     Layer(("xlatrainer.backend.replay.observation",)),
     Layer(("xlatrainer.backend.replay", "xlatrainer.backend.replay.optimizers", "xlatrainer.backend.replay.snapshot")),
+    Layer(("xlatrainer.backend.counted_kernels",)),
     Layer(("xlatrainer.backend.writing",)),
     Layer(
         (
             "xlatrainer.backend.storage_kernels",
-            "xlatrainer.backend.counted_kernels",
             "xlatrainer.backend.detection_kernels",
             "xlatrainer.backend.fallback",
             "xlatrainer.backend.composites",

@@ -294,8 +294,6 @@ def test_results_in_the_dtype_of_out() -> None:
 IN_PLACE: dict[str, Callable[[torch.Tensor], Any]] = {
     "add_": lambda t: t.add_(1),
     "copy_": lambda t: t.copy_(torch.ones(3, device=t.device)),
-    "fill_": lambda t: t.fill_(2),
-    "zero_": lambda t: t.zero_(),
     "relu_": lambda t: t.relu_(),
     "scatter_": lambda t: t.scatter_(0, torch.tensor([1]).to(t.device), 1.0),
     "index_add_": lambda t: t.index_add_(0, torch.tensor([1]).to(t.device), torch.ones(1, device=t.device)),

@@ -3,7 +3,7 @@
 Each runs what is pending up to a result of full length and the number of elements that count, reads that number, and
 cuts the result to it. Only the number leaves the device. That the trace ended for it is counted as `sync::<operator>`.
 
-May import: overlap, tensor, transfer, counters, ir, lowerings of counting.
+May import: writing, overlap, tensor, transfer, counters, ir, lowerings of counting.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ from xlatrainer.backend.overlap import check_apart
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import assign, from_host, new_tensor, value_of
 from xlatrainer.backend.transfer import read_to_host
+from xlatrainer.backend.writing import fit
 
 __all__ = ["kernels", "with_output_size", "with_plain_indices"]
 
@@ -290,8 +291,9 @@ def _writing(name: str, function: Callable[..., torch.Tensor]) -> Callable[..., 
         with state.lock:
             if out.dtype is not result.dtype:
                 raise RuntimeError(f"Expected out tensor to have dtype {result.dtype}, but got {out.dtype} instead")
-            aten.resize_(out, list(result.shape))
-            assign(out, value_of(result))
+            value = value_of(result)
+            fit(name, out, value.spec)
+            assign(out, value)
         return out
 
     return kernel
