@@ -4,7 +4,7 @@ May import: observation, snapshot, optimizers, executor, tensor, strided, state,
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from sys import getrefcount
 from typing import Any
 
@@ -13,18 +13,31 @@ import torch
 
 from xlatrainer.backend._private_api import tree_unflatten
 from xlatrainer.backend.executor import Lost, start
-from xlatrainer.backend.ir import Spec, Value
+from xlatrainer.backend.ir import Spec, Value, make_spec
 from xlatrainer.backend.replay.observation import Observation, Origin
 from xlatrainer.backend.replay.optimizers import Shadow
 from xlatrainer.backend.replay.snapshot import Cell, Snapshot
 from xlatrainer.backend.state import state
 from xlatrainer.backend.strided import Geometry
-from xlatrainer.backend.tensor import from_host, new_tensor, storage_data
+from xlatrainer.backend.tensor import StorageData, from_host, new_tensor, storage_data
 
 __all__ = ["Mismatch", "Plan"]
 
-# References to a Value that nobody else holds: its storage's, the list's, and getrefcount's own argument.
-_UNSHARED = 3
+
+def _shared(values: Sequence[Any], positions: Iterable[int], unshared: int) -> frozenset[int]:
+    """Which of the values have more references than `unshared`: somebody wants to keep the old contents."""
+    return frozenset(position for position in positions if getrefcount(values[position]) > unshared)
+
+
+def _references_when_unshared() -> int:
+    """What `getrefcount` says of a Value that only a storage and a list hold: not the same in each Python."""
+    spec = make_spec((), torch.float32)
+    data = StorageData(Value(spec), spec)
+    values = [data.value]
+    return next(count for count in range(10) if not _shared(values, [0], count))
+
+
+_UNSHARED = _references_when_unshared()
 
 
 class Mismatch(Exception):
@@ -125,8 +138,7 @@ class Plan:
     def buffers(self, values: list[Value], positions: Sequence[int]) -> tuple[list[Any], frozenset[int]]:
         """The buffers of these leaves, to be given to the program, and which leaves it gets copies of."""
         buffers = [values[position].buffer for position in positions]
-        # A reference beyond the storage's and the list's: somebody wants to keep the old contents.
-        copied = frozenset(i for i in self._donated if getrefcount(values[i]) > _UNSHARED)
+        copied = _shared(values, self._donated, _UNSHARED)
         if copied:
             buffers = [
                 jax.numpy.copy(buffer) if position in copied else buffer
