@@ -9,18 +9,15 @@ import pytest
 SCRIPT = """
 import resource
 import torch, xlatrainer as xla
-x = torch.ones(1000, 1000, device="xla")  # 4 MB; the temporaries of a chain of products are a few times that
+a, b, c = (torch.ones(*shape, device="xla") for shape in ((4096, 8), (8, 4096), (4096, 1)))
 def step():
-    y = x
-    for _ in range(6):
-        y = (y @ x).tanh()
-    return y.sum()
-for _ in range(3):
+    return ((a @ b).tanh() @ c).sum()  # 64 MB between the products: blocks that large glibc always returns
+faults = []
+for _ in range(12):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     step().item()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(5):
-    step().item()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(min(faults))  # others in the process (a compiler's thread, the collector) may ask for memory now and then
 """
 
 
@@ -36,5 +33,5 @@ def page_faults(setting: str) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
 def test_the_next_run_finds_the_memory_of_the_one_before() -> None:
     kept, returned = page_faults("on"), page_faults("off")
-    assert kept < 1000  # pages of 4 KiB
-    assert returned > 5 * kept
+    assert kept < 100  # pages of 4 KiB
+    assert returned > 500

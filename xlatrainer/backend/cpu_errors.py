@@ -31,7 +31,7 @@ _LENGTHS = (2, 3, 5)  # to which dims of large tensors are cut; a window or a co
 
 # What CPU kernels say of a dtype. Anything else may be about shapes or data.
 _ABOUT_DTYPES = re.compile(
-    r"not implemented|support|dtype|scalar type|complex|result type|integer|bool|both inputs to be|data type"
+    r"not implemented|support|dtype|scalar type|complex|result type|integer|bool|both inputs to be|Expected data type"
 )
 
 # The CPU refuses half precision here, torch's CUDA kernels do not: models are trained in half precision on GPU and TPU.
