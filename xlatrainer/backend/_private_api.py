@@ -3,6 +3,7 @@
 Seen with torch 2.11 to 2.14 and jax 0.10. Everything above calls these names.
 """
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -21,6 +22,8 @@ __all__ = [
     "alias_view",
     "all_overloads",
     "ambient_state",
+    "bare_optimizer",
+    "bare_step",
     "call_autograd_kernel",
     "call_composite_kernel",
     "call_meta_kernel",
@@ -215,3 +218,24 @@ def load_executable(content: bytes, outputs: Sequence[Any], device: Any) -> Call
         return list(executable.execute_sharded(arrays).consume_with_handlers(handlers))
 
     return run
+
+
+def bare_optimizer(optimizer: torch.optim.Optimizer) -> Any:
+    """An optimizer of the same class and attributes without state, hooks or a scheduler's counter around its `step`.
+
+    Its param groups are still those of `optimizer`. A constructor would want arguments that are not kept, and the hooks
+    of one optimizer stand in private attributes (torch 2.11+).
+    """
+    bare: Any = object.__new__(type(optimizer))
+    vars(bare).update(vars(optimizer))
+    vars(bare).pop("step", None)
+    bare._optimizer_step_pre_hooks = OrderedDict()
+    bare._optimizer_step_post_hooks = OrderedDict()
+    bare.state = defaultdict(dict)
+    return bare
+
+
+def bare_step(optimizer: Any) -> None:
+    """`optimizer.step()` without the hooks that are set for all optimizers and the profiler's record."""
+    step = type(optimizer).step
+    getattr(step, "__wrapped__", step)(optimizer)

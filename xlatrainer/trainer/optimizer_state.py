@@ -6,12 +6,13 @@ small parameter on the CPU, and taken only if it comes to the same update as a s
 """
 
 import copy
-from collections import OrderedDict, defaultdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from xlatrainer.backend._private_api import bare_optimizer, bare_step
 
 __all__ = ["initialize_state"]
 
@@ -78,12 +79,7 @@ class _Twin:
 
     def __init__(self, optimizer: Optimizer, group: dict[str, Any], weights: Tensor) -> None:
         self.parameter = nn.Parameter(weights.clone())
-        self.optimizer: Any = object.__new__(type(optimizer))
-        vars(self.optimizer).update(vars(optimizer))
-        self.optimizer.__dict__.pop("step", None)  # a scheduler's counter around the real one
-        self.optimizer._optimizer_step_pre_hooks = OrderedDict()
-        self.optimizer._optimizer_step_post_hooks = OrderedDict()
-        self.optimizer.state = defaultdict(dict)
+        self.optimizer = bare_optimizer(optimizer)
         settings = {key: copy.copy(value) for key, value in group.items() if key != "params"}
         for key, value in settings.items():
             settings[key] = value.detach().cpu() if isinstance(value, Tensor) else value
@@ -97,5 +93,4 @@ class _Twin:
 
     def step(self, grad: Tensor) -> None:
         self.parameter.grad = grad.clone()
-        step = type(self.optimizer).step
-        getattr(step, "__wrapped__", step)(self.optimizer)  # without the hooks that are set for all optimizers
+        bare_step(self.optimizer)

@@ -6,16 +6,16 @@ hyperparameters with one parameter for each kind of parameter that is alike in t
 a trace that never runs, and the numbers found there are those of the real one. The host's part of the state (step
 counts) goes the same way. Whether that holds is not assumed: every observed step is compared (`Section.matches`).
 
-May import: ir, state, tensor, recorder.
+May import: ir, state, tensor, _private_api.
 """
 
-from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from xlatrainer.backend._private_api import bare_optimizer, bare_step
 from xlatrainer.backend.ir import Node, Trace, Value, make_spec
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import new_tensor, storage_data
@@ -78,17 +78,10 @@ class Shadow:
         self._groups = [dict(group) for group in optimizer.param_groups]
         self._classes: list[tuple[torch.nn.Parameter, list[torch.nn.Parameter]]] = []
         self._tensors: list[tuple[torch.Tensor, Value]] = []
-        self._shadow = object.__new__(type(optimizer))
-        vars(self._shadow).update(attributes)
-        self._shadow.__dict__.pop("step", None)  # a scheduler's counter around the real one
-        self._shadow._optimizer_step_pre_hooks = OrderedDict()
-        self._shadow._optimizer_step_post_hooks = OrderedDict()
-        self._shadow.state = defaultdict(dict)
+        self._shadow = bare_optimizer(optimizer)
         self._shadow.param_groups = [
             {**group, "params": list(self._representatives(group["params"]))} for group in optimizer.param_groups
         ]
-        step = type(optimizer).step
-        self._step = getattr(step, "__wrapped__", step)  # without the hooks of everybody and the profiler's record
         self._host = list(self._host_entries())
         self._versions = self._read_versions()
 
@@ -144,7 +137,7 @@ class Shadow:
         before, offset = state.trace, state.random_offset
         scratch = state.trace = Trace(state.root, state.extend)
         try:
-            self._step(self._shadow)
+            bare_step(self._shadow)
         finally:
             state.trace, state.random_offset = before, offset
             for tensor, value in self._tensors:

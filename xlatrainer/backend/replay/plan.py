@@ -64,7 +64,6 @@ class Plan:
         self._floats = list(seen.floats)
         self._donated = [index for index, given in enumerate(self.program.donated) if given]
         self._settings = list(seen.settings)
-        self._output_specs = self.program.specs
         self.follow(snapshot)
 
     def follow(self, snapshot: Snapshot) -> None:
@@ -111,7 +110,7 @@ class Plan:
                 continue
             output = self._positions[origin.key]
             donated = self.program.donated[position] and position not in handed_on
-            if donated and self._output_specs[output] is self._specs[position]:
+            if donated and self.program.specs[output] is self._specs[position]:
                 found[place] = (position, output)
         return found
 
@@ -209,7 +208,7 @@ class Plan:
             index = self._positions[origin.key]
             found = made.get(index)
             if found is None:
-                found = made[index] = Value(self._output_specs[index], results[index])
+                found = made[index] = Value(self.program.specs[index], results[index])
             return found
 
         for place, origin in self._updates:
