@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -23,6 +24,8 @@ STEPS = 3
 TOLERANCE = 1e-3  # relative, on losses, gradient norms, outputs and running statistics, in float32
 TOLERANCE_64 = 1e-6  # the same in float64
 SEED = 0
+NUM_CLASSES = 10
+ROUNDING = "a ReLU whose input is 0 but for rounding errors, and batch norms over few numbers"
 
 Batch = dict[str, Any]
 """Keyword arguments of the model, and under `_target` what a loss of ours compares with."""
@@ -34,6 +37,19 @@ def sgd(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
 
 def adamw(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def images(size: int, batch: int = 2) -> Callable[[], Batch]:
+    """Arguments of a classifier: images (batch, 3, size, size), and a class for each."""
+    return lambda: {
+        "_args": (torch.randn(batch, 3, size, size),),
+        "_target": torch.randint(0, NUM_CLASSES, (batch,)),
+    }
+
+
+def classified(output: Any, batch: Batch) -> Tensor:
+    """Cross-entropy of a classifier's scores (batch, NUM_CLASSES)."""
+    return F.cross_entropy(output, batch["_target"])
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,15 @@
 """Image models of `timm`, one of each family, with random weights."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from tests.models.conftest import Compare
-from tests.models.harness import TOLERANCE, Batch, Case, fit_on_both, sgd
+from tests.models.harness import NUM_CLASSES, ROUNDING, TOLERANCE, Case, classified, fit_on_both, images, sgd
 
 pytestmark = pytest.mark.models
-
-NUM_CLASSES = 10
-ROUNDING = "a ReLU whose input is 0 but for rounding errors, and batch norms over few numbers"
-
-
-def _images(size: int, batch: int = 2) -> Callable[[], Batch]:
-    """Arguments of a classifier: images (batch, 3, size, size), and a class for each."""
-    return lambda: {
-        "_args": (torch.randn(batch, 3, size, size),),
-        "_target": torch.randint(0, NUM_CLASSES, (batch,)),
-    }
-
-
-def _classified(output: Any, batch: Batch) -> Tensor:
-    return F.cross_entropy(output, batch["_target"])
 
 
 def _case(name: str, size: int = 64, **options: Any) -> Case:
@@ -35,8 +17,8 @@ def _case(name: str, size: int = 64, **options: Any) -> Case:
     return Case(
         name,
         lambda: timm.create_model(name, pretrained=False, num_classes=NUM_CLASSES, **make),
-        _images(size),
-        **{"loss": _classified, "optimizer": sgd, **options},
+        images(size),
+        **{"loss": classified, "optimizer": sgd, **options},
     )
 
 

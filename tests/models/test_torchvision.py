@@ -11,25 +11,9 @@ from torch import Tensor, nn
 from torchvision.models import detection, segmentation
 
 from tests.models.conftest import Compare
-from tests.models.harness import TOLERANCE, Batch, Case, fit_on_both, sgd
+from tests.models.harness import NUM_CLASSES, ROUNDING, TOLERANCE, Batch, Case, classified, fit_on_both, images, sgd
 
 pytestmark = pytest.mark.models
-
-NUM_CLASSES = 10
-DATA_DEPENDENT = dict.fromkeys(("aten::nonzero", "aten::index"), "how many boxes pass a threshold depends on data")
-ROUNDING = "a ReLU whose input is 0 but for rounding errors, and batch norms over few numbers"
-
-
-def _images(size: int, batch: int = 2) -> Callable[[], Batch]:
-    """Arguments of a classifier: images (batch, 3, size, size), and a class for each."""
-    return lambda: {
-        "_args": (torch.randn(batch, 3, size, size),),
-        "_target": torch.randint(0, NUM_CLASSES, (batch,)),
-    }
-
-
-def _classified(output: Any, batch: Batch) -> Tensor:
-    return F.cross_entropy(output, batch["_target"])
 
 
 def _inception_loss(output: Any, batch: Batch) -> Tensor:
@@ -42,8 +26,8 @@ def _classifier(name: str, size: int = 64, batch: int = 2, **options: Any) -> Ca
     return Case(
         name,
         lambda: builder(weights=None, num_classes=NUM_CLASSES, **make),
-        _images(size, batch),
-        **{"loss": _classified, "optimizer": sgd, **options},
+        images(size, batch),
+        **{"loss": classified, "optimizer": sgd, **options},
     )
 
 
@@ -87,7 +71,7 @@ def _detector(name: str, settings: dict[str, Any], **options: Any) -> Case:
     def batch() -> Batch:
         return {"_args": ([torch.rand(3, 96, 112), torch.rand(3, 100, 90)],)}
 
-    return Case(name, make, batch, train=False, fallbacks=DATA_DEPENDENT, **options)
+    return Case(name, make, batch, train=False, **options)
 
 
 CASES = [
