@@ -33,7 +33,9 @@ def _refuse(what: str, name: str, written: torch.Tensor) -> RuntimeError:
 
 def _shares_within(tensor: torch.Tensor) -> bool:
     """True for what `expand` makes; other strides that meet are not looked for, as in torch."""
-    return any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True))
+    return 0 not in tensor.shape and any(
+        step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True)
+    )
 
 
 def _reach(tensor: torch.Tensor) -> tuple[int, int] | None:

@@ -57,7 +57,17 @@ _ALIGNMENT = 64  # bytes; what XLA's CPU client asks of memory that it does not 
 
 
 def to_device(tensor: torch.Tensor) -> Any:
-    """A device array with a copy of a CPU tensor. The tensor may be changed as soon as this returns."""
+    """A device array with a copy of a CPU tensor. The tensor may be changed as soon as this returns.
+
+    Raises:
+        RuntimeError: for a sparse or quantized tensor.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        raise RuntimeError(
+            f"the xla device has dense tensors only, and this one of shape {tuple(tensor.shape)} is {kind}; make it "
+            f"dense first, with {'.dequantize()' if tensor.is_quantized else '.to_dense()'}"
+        )
     tensor = tensor.detach().resolve_conj().resolve_neg()
     dtype = to_numpy(tensor.dtype)
     if dtype.isbuiltin != 1:  # torch and numpy share no name for it: the bits are handed over

@@ -26,7 +26,7 @@ __all__ = ["check_devices", "check_memory", "fit", "is_plain", "takes_dtype_of_o
 _IN_DTYPE_OF_OUT = frozenset({"aten::sum", "aten::nansum", "aten::prod", "aten::mean", "aten::cumsum", "aten::cumprod"})
 
 # These resize without a word.
-_SILENT_ONES = "addbmm bernoulli eye linspace log_sigmoid_forward logspace narrow_copy"
+_SILENT_ONES = "addbmm bernoulli eye linspace log_sigmoid_forward logspace multinomial narrow_copy"
 _SILENT = frozenset(f"aten::{name}" for name in _SILENT_ONES.split())
 
 

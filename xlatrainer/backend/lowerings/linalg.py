@@ -368,6 +368,8 @@ def linalg_svd(A, full_matrices=False, compute_uv=True, *, driver=None):
 
 @lowering("linalg_matrix_exp")
 def linalg_matrix_exp(self):
+    if self.dtype in (jnp.float16, jnp.bfloat16):
+        return jax.scipy.linalg.expm(self.astype(jnp.float32)).astype(self.dtype)
     return jax.scipy.linalg.expm(self)
 
 

@@ -314,7 +314,8 @@ def nan_to_num(self, nan=None, posinf=None, neginf=None):
 
 @pointwise("logit", to="float", static=("eps",))
 def logit(self, eps=None):
-    clipped = self if eps is None else jnp.clip(self, eps, 1 - eps)
+    # not `jnp.clip`: with eps above 0.5 the lower bound is the higher one, and counts
+    clipped = self if eps is None else jnp.where(self < eps, eps, jnp.where(self > 1 - eps, 1 - eps, self))
     return jnp.log(clipped / (1 - clipped))
 
 
