@@ -3,9 +3,14 @@
 Seen with torch 2.11 to 2.14 and jax 0.10. Everything above calls these names.
 """
 
+import importlib.abc
+import importlib.util
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -22,6 +27,7 @@ __all__ = [
     "alias_view",
     "all_overloads",
     "ambient_state",
+    "aot_autograd",
     "bare_optimizer",
     "bare_step",
     "call_autograd_kernel",
@@ -32,6 +38,7 @@ __all__ = [
     "has_kernel",
     "load_executable",
     "register_backend",
+    "register_compiler",
     "serialize_executable",
     "tree_flatten",
     "tree_map",
@@ -151,6 +158,44 @@ def register_backend(name: str, module: Any) -> None:
     torch._C._acc.register_python_privateuseone_hook(hooks)
     torch._C._acc.register_python_privateuseone_device_guard(guard)
     torch.Tensor.is_xla = property(_is_xla)  # type: ignore[attr-defined]
+
+
+_OPENXLA = "torch._dynamo.backends.torchxla"
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Loads the module in which torch registers `openxla` as what `register_compiler` was given."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module, self.name = module, name
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        return importlib.util.spec_from_loader(fullname, self) if fullname == _OPENXLA else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        register = sys.modules["torch._dynamo.backends.registry"].register_backend
+        register(getattr(importlib.import_module(self.module), self.name), name=self.name)
+
+
+def register_compiler(module: str, name: str) -> None:
+    """Let `torch.compile(backend=name)` find the function `name` of `module`, which is imported when it is looked for.
+
+    torch registers a backend `openxla` that needs torch_xla, in a module that it imports when a backend is looked for.
+    A name cannot be registered twice, and to import TorchDynamo now would take seconds (torch 2.11+).
+    """
+    finder = _Finder(module, name)
+    if _OPENXLA in sys.modules:
+        registry = sys.modules["torch._dynamo.backends.registry"]
+        registry._COMPILER_FNS.pop(name, None)
+        finder.exec_module(sys.modules[_OPENXLA])
+    else:
+        sys.meta_path.insert(0, finder)
+
+
+def aot_autograd(compiler: Callable[..., Any]) -> Callable[..., Any]:
+    """A backend for `torch.compile` that has AOTAutograd make the graphs which `compiler` compiles (torch 2.11+)."""
+    common = importlib.import_module("torch._dynamo.backends.common")
+    return common.aot_autograd(fw_compiler=compiler)
 
 
 def all_overloads() -> list[Any]:

@@ -38,7 +38,7 @@ class Series:
         seen, program = plan.seen, plan.program
         if seen.moved or any(place.kind != "cell" for place, _ in seen.updates):
             raise Mismatch("a step moves tensors between places")
-        if any(origin.kind in ("cell", "argument", "leaf") for origin in seen.outputs):
+        if any(origin.kind in ("cell", "argument", "view", "leaf") for origin in seen.outputs):
             raise Mismatch("a step returns a tensor that the next one overwrites")
         written = {place.key: origin for place, origin in seen.updates}
         written.update((key, origin) for keys, origin, _, _ in seen.rebound for key in keys)
