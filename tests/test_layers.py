@@ -31,7 +31,7 @@ class Layer:
 # for its `__init__` alone, and a new module beside them needs a place here.
 LAYERS = (
     Layer(("xlatrainer", "xlatrainer.torch_xla")),
-    Layer(("xlatrainer.trainer",)),
+    Layer(("xlatrainer.trainer", "xlatrainer.debug")),
     Layer(("xlatrainer.strategies", "xlatrainer.data", "xlatrainer.metrics", "xlatrainer.callbacks")),
     Layer(("xlatrainer.distributed",)),
     # The device: what torch calls,
@@ -87,6 +87,7 @@ LAYERS = (
             "xlatrainer.backend.schema",
             "xlatrainer.backend.source",
             "xlatrainer.backend.counters",
+            "xlatrainer.backend.measurements",
             "xlatrainer.backend.host_memory",
         )
     ),

@@ -16,6 +16,7 @@ PUBLIC_NAMES = {
     "compile",
     "counters",
     "data",
+    "debug",
     "device",
     "device_count",
     "devices",
@@ -26,7 +27,7 @@ PUBLIC_NAMES = {
     "sync",
     "wait_device_ops",
 }
-PUBLIC_MODULES = {"callbacks", "counters", "data", "metrics", "strategies"}
+PUBLIC_MODULES = {"callbacks", "counters", "data", "debug", "metrics", "strategies"}
 
 
 def test_the_names_are_these() -> None:

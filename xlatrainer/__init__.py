@@ -4,7 +4,7 @@ import xlatrainer as xla
 history = xla.Trainer(model, optimizer="adam", metrics=["accuracy"]).fit(loader, epochs=5)
 """
 
-from xlatrainer import callbacks, data, metrics, strategies
+from xlatrainer import callbacks, data, debug, metrics, strategies
 from xlatrainer.backend import counters
 from xlatrainer.backend.capture import compile
 from xlatrainer.backend.device import (
@@ -27,6 +27,7 @@ __all__ = [
     "compile",
     "counters",
     "data",
+    "debug",
     "device",
     "device_count",
     "devices",

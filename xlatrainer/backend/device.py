@@ -5,7 +5,7 @@ May import: everything in backend.
 
 import torch
 
-from xlatrainer.backend import runtime
+from xlatrainer.backend import counters, runtime
 from xlatrainer.backend.executor import run_pending
 from xlatrainer.backend.executor import wait as wait_for_device
 from xlatrainer.backend.random import manual_seed
@@ -50,6 +50,7 @@ def sync(wait: bool = False) -> None:
 
     With nothing pending it does nothing.
     """
+    counters.add("MarkStep")
     run_pending()
     if wait:
         wait_device_ops()

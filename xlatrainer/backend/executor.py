@@ -7,13 +7,14 @@ into them.
 May import: program, state, source, ir, runtime, counters, errors.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from xlatrainer.backend import counters, runtime
+from xlatrainer.backend import counters, measurements, runtime
 from xlatrainer.backend.ir import Trace, Value
 from xlatrainer.backend.program import Program
 from xlatrainer.backend.source import user_line
@@ -47,9 +48,12 @@ def _find(trace: Trace, live: list[Value], dead: Sequence[bool]) -> Program:
         if wanted.issubset(program.outputs):
             counters.add("CachedCompile")
             return program
+    start = time.perf_counter()
     program = Program(trace, outputs, dead)
     if not program.from_disk:
         counters.add("UncachedCompile")
+        measurements.record("CompileTime", time.perf_counter() - start)
+    measurements.record("InputOutputAliasCount", sum(program.donated), "")
     trace.node.programs.append(program)
     return program
 
@@ -67,6 +71,7 @@ def run_pending() -> Program | None:
             return None
         if state.observer is not None:
             state.observer.interrupted("what was recorded until then is run", user_line())
+        measurements.record("TraceTime", time.perf_counter() - trace.began)
         trace.views.clear()
         live = [value for value in (ref() for ref in trace.pending) if value is not None]
         random = (state.seed, state.random_offset)
@@ -112,11 +117,14 @@ def start(
     Raises:
         ExecutionError: if it fails at once. Buffers that it was given are lost then.
     """
+    began = time.perf_counter()
     try:
         results = program.run(buffers, floats, ints, random)
     except jax.errors.JaxRuntimeError as error:
         raise ExecutionError(f"the program failed: {error}\n{program.describe()}") from error
     counters.add("Execute")
+    counters.add("CreateDataHandles", len(results))
+    measurements.record("ExecuteTime", time.perf_counter() - began)
     if program.checks:
         state.checks.append((program, results.pop()))
     return results

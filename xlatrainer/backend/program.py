@@ -5,7 +5,8 @@ leaves are donated. Knows nothing of tensors. May import: program_cache, ir, run
 errors.
 """
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from xlatrainer.backend.ir import Node, Spec, Trace
 from xlatrainer.backend.lowerings.checks import Check, collecting, first_failure
 from xlatrainer.errors import CompileError, LoweringError
 
-__all__ = ["Program", "compiled_function", "lower_program", "random_words"]
+__all__ = ["Program", "compiled_function", "live_programs", "lower_program", "random_words"]
 
 
 class Failing(NamedTuple):
@@ -38,9 +39,11 @@ class Program:
         specs: of each output.
         checks: what may fail for its data; if there is any, the last output says which did.
         from_disk: whether it came from the cache on disk, already compiled.
+        runs: how often it ran since its making, or since the counters were reset.
     """
 
     def __init__(self, trace: Trace, outputs: tuple[int, ...], dead: Sequence[bool]) -> None:
+        self.runs = 0
         self.nodes = trace.node.path()
         by_slot = _specs(self.nodes)
         successors = _successors(trace, by_slot, outputs, dead)
@@ -61,6 +64,7 @@ class Program:
             self.compiled = self._compile([leaf.buffer for leaf in trace.leaves])
             if key is not None:
                 program_cache.store(key, self.compiled, self.checks)
+        _programs.add(self)
 
     def _compile(self, leaves: list[Any]) -> Any:
         arguments = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
@@ -90,6 +94,7 @@ class Program:
             inputs.append(np.array(ints, np.int64))
         if self.random:
             inputs.append(random_words(*random))
+        self.runs += 1
         with runtime.x64():
             return self.compiled(*inputs)
 
@@ -109,6 +114,14 @@ class Program:
         more = len(lines) - last
         head = [f"  ... {more} before"] if more > 0 else []
         return "recorded operators, the last one last:\n" + "\n".join(head + lines[-last:])
+
+
+_programs: weakref.WeakSet[Program] = weakref.WeakSet()
+
+
+def live_programs() -> Iterator[Program]:
+    """The programs that there are, in no order."""
+    return iter(list(_programs))
 
 
 def _specs(nodes: list[Node]) -> dict[int, Spec]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from xlatrainer.backend import counters, runtime
+from xlatrainer.backend import counters, measurements, runtime
 from xlatrainer.backend.executor import Lost
 from xlatrainer.backend.ir import Value
 from xlatrainer.backend.program import compiled_function, lower_program, random_words
@@ -78,15 +78,17 @@ class Series:
             np.array(random),
         )
         if self._run is None:
-            self._run = compiled_function(self._steps, inputs, donate=(0,))
+            with measurements.timed("CompileTime"):
+                self._run = compiled_function(self._steps, inputs, donate=(0,))
             counters.add("UncachedCompile")
         try:
-            with runtime.x64():
+            with measurements.timed("ExecuteTime"), runtime.x64():
                 last, given, failure = self._run(*inputs)
         except jax.errors.JaxRuntimeError as error:
             plan.distribute(batches[-1], values, [Lost.by(error)] * len(program.outputs), copied)
             raise ExecutionError(f"the program of {self.number} steps failed: {error}") from error
         counters.add("Execute")
+        program.runs += self.number
         for shadow in shadows.values():
             shadow.advance()
         if program.checks:

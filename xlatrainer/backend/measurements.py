@@ -1,0 +1,87 @@
+"""Measurements of what the device did: how long each compilation, transfer and start of a program took.
+
+Beside `counters`, with the same life: a name comes up with its first sample, and `reset` forgets all. Of each name the
+number of samples, their sum and the latest `KEPT` samples are held. Taking a sample costs about a microsecond.
+"""
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+__all__ = ["KEPT", "Measurement", "Sample", "names", "of", "record", "reset", "timed"]
+
+KEPT = 1024
+
+
+class Sample(NamedTuple):
+    """One sample: `time.monotonic()` when it was taken, and its value (seconds, or a number of things)."""
+
+    when: float
+    value: float
+
+
+class Measurement:
+    """All samples of one name.
+
+    Attributes:
+        unit: "s" for seconds, "" for plain numbers.
+        count: how many samples there were; `total`: their sum.
+        samples: the latest ones.
+    """
+
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
+        self.count = 0
+        self.total = 0.0
+        self.samples: deque[Sample] = deque(maxlen=KEPT)
+
+
+_lock = threading.Lock()
+_measurements: dict[str, Measurement] = {}
+
+
+def record(name: str, value: float, unit: str = "s") -> None:
+    """Take a sample."""
+    sample = Sample(time.monotonic(), value)
+    with _lock:
+        found = _measurements.get(name)
+        if found is None:
+            found = _measurements[name] = Measurement(unit)
+        found.count += 1
+        found.total += value
+        found.samples.append(sample)
+
+
+@contextlib.contextmanager
+def timed(name: str) -> Iterator[None]:
+    """Take the length of a `with` block as a sample, unless it raises."""
+    start = time.perf_counter()
+    yield
+    record(name, time.perf_counter() - start)
+
+
+def names() -> list[str]:
+    """The names that have samples, sorted."""
+    with _lock:
+        return sorted(_measurements)
+
+
+def of(name: str) -> Measurement | None:
+    """A copy of what was measured under `name`; None if there is no sample."""
+    with _lock:
+        found = _measurements.get(name)
+        if found is None:
+            return None
+        copy = Measurement(found.unit)
+        copy.count, copy.total = found.count, found.total
+        copy.samples.extend(found.samples)
+        return copy
+
+
+def reset() -> None:
+    """Forget all samples."""
+    with _lock:
+        _measurements.clear()

@@ -1,0 +1,27 @@
+"""To see what the device did, and why: `from xlatrainer import debug; print(debug.metrics_report())`."""
+
+from xlatrainer.debug.metrics import (
+    clear_all,
+    clear_counters,
+    clear_metrics,
+    counter_names,
+    counter_value,
+    executed_fallback_ops,
+    metric_data,
+    metric_names,
+    metrics_report,
+    short_metrics_report,
+)
+
+__all__ = [
+    "clear_all",
+    "clear_counters",
+    "clear_metrics",
+    "counter_names",
+    "counter_value",
+    "executed_fallback_ops",
+    "metric_data",
+    "metric_names",
+    "metrics_report",
+    "short_metrics_report",
+]
