@@ -10,10 +10,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from xlatrainer.data.batch import split_batch
 from xlatrainer.strategies.nested import tensors_in
 from xlatrainer.trainer.losses import LossFunction, checked_loss, predictions_of
 
-__all__ = ["Outcome", "call_model", "eval_step", "predict_step", "split_batch", "train_step"]
+__all__ = ["Outcome", "call_model", "eval_step", "predict_step", "train_step"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def train_step(model: nn.Module, optimizer: Optimizer, loss_function: LossFuncti
 
 def eval_step(model: nn.Module, loss_function: LossFunction, batch: Any) -> Outcome:
     """Forward and loss."""
-    inputs, target = split_batch(batch)
+    inputs, target, _ = split_batch(batch)
     output = call_model(model, inputs)
     loss = checked_loss(loss_function(output, target))
     return Outcome(loss, predictions_of(output), target, _num_examples(target, inputs))
@@ -60,29 +61,6 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, tuple | list):
         return model(*inputs)
     return model(inputs)
-
-
-def split_batch(batch: Any) -> tuple[Any, Any]:
-    """The inputs and targets of a batch.
-
-    Args:
-        batch: A tuple or list (inputs, targets); or a dict, which is the inputs, with its "labels", if any, as targets
-            too (a model that takes them returns a `.loss`).
-
-    Raises:
-        TypeError: For anything else.
-    """
-    if isinstance(batch, Mapping):
-        return batch, batch.get("labels")
-    if isinstance(batch, tuple | list) and len(batch) == 2:
-        return batch[0], batch[1]
-    if isinstance(batch, tuple | list):
-        came = f"a {type(batch).__name__} of {len(batch)} items (several inputs go into a tuple: ((a, b), targets))"
-    elif isinstance(batch, Tensor):
-        came = f"a tensor of shape {tuple(batch.shape)}"
-    else:
-        came = f"a {type(batch).__name__}"
-    raise TypeError(f"a batch must be (inputs, targets) or a dict of the model's arguments, got {came}")
 
 
 def _num_examples(*trees: Any) -> int:

@@ -18,6 +18,7 @@ from xlatrainer.callbacks.callback_list import CallbackList
 from xlatrainer.callbacks.history import History
 from xlatrainer.callbacks.progbar_logger import ProgbarLogger, resolve_verbose
 from xlatrainer.data.adapters import rows_as_batches
+from xlatrainer.data.batch import split_batch
 from xlatrainer.data.epoch_iterator import EpochIterator, grouped
 from xlatrainer.metrics.mean import Mean
 from xlatrainer.metrics.registry import MetricSpec, resolve_metrics
@@ -30,7 +31,7 @@ from xlatrainer.trainer.modes import evaluating, training
 from xlatrainer.trainer.optimizer_state import initialize_state
 from xlatrainer.trainer.optimizers import OptimizerSpec, parameter_names, rebind_optimizer, resolve_optimizer
 from xlatrainer.trainer.predictions import Predictions
-from xlatrainer.trainer.steps import Outcome, eval_step, predict_step, split_batch, train_step
+from xlatrainer.trainer.steps import Outcome, eval_step, predict_step, train_step
 
 __all__ = ["Trainer"]
 
@@ -249,7 +250,7 @@ class Trainer:
         with self.strategy.loop(), evaluating(self.model), torch.no_grad():
             for index, batch in batches:
                 hooks.call("on_predict_batch_begin", index)
-                inputs = batch if isinstance(batch, Tensor | np.ndarray) else split_batch(batch)[0]
+                inputs = split_batch(batch).inputs
                 output = predict_step(self.model, self.strategy.to_device(inputs))
                 self.strategy.end_step()
                 predictions.add(output)
