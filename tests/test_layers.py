@@ -58,6 +58,7 @@ LAYERS = (
             "xlatrainer.backend.device_module",
         )
     ),
+    Layer(("xlatrainer.backend.closures",)),
     Layer(
         (
             "xlatrainer.backend.recorder",

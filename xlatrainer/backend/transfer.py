@@ -17,7 +17,7 @@ from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import from_host, storage_data, value_of
 from xlatrainer.errors import ExecutionError
 
-__all__ = ["fetch", "is_ready", "read_to_host", "upload_value"]
+__all__ = ["copies_of", "fetch", "is_ready", "read_to_host", "upload_value", "values_to_host"]
 
 
 def upload_value(tensor: torch.Tensor) -> Value:
@@ -38,19 +38,30 @@ def read_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if state.observer is not None and tensors:
             state.observer.interrupted("it reads a value", user_line())
         values = [value_of(tensor) for tensor in tensors]
+    return values_to_host(values)
+
+
+def values_to_host(values: Sequence[Value]) -> list[torch.Tensor]:
+    """CPU copies of values; runs what is pending if they need it, and waits."""
+    with state.lock:
         if any(value.buffer is None for value in values):
             run_pending()
-        buffers = [value.buffer for value in values]
-    copies = []
-    for buffer in buffers:
-        if isinstance(buffer, Lost):
-            raise buffer.error()
-        try:
-            copies.append(runtime.to_host(buffer))
-        except jax.errors.JaxRuntimeError as error:
-            raise ExecutionError(f"the program that computes this tensor failed: {error}") from error
+    copies = copies_of(values)
     with state.lock:
         raise_failed_checks()  # of the program that computed them, which is done, and of those before
+    return copies
+
+
+def copies_of(values: Sequence[Value]) -> list[torch.Tensor]:
+    """CPU copies of values whose program was started; waits for it, and leaves its failed checks to others."""
+    copies = []
+    for value in values:
+        if isinstance(value.buffer, Lost):
+            raise value.buffer.error()
+        try:
+            copies.append(runtime.to_host(value.buffer))
+        except jax.errors.JaxRuntimeError as error:
+            raise ExecutionError(f"the program that computes this tensor failed: {error}") from error
     return copies
 
 
