@@ -6,7 +6,7 @@ Knows the Trainer only by what `set_trainer` gives it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import nn
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Callback", "LogValues", "MaybeReady"]
 
-LogValues = Mapping[str, float]
+LogValues = MutableMapping[str, float]
 
 
 @runtime_checkable
@@ -54,6 +54,8 @@ class Callback:
     `logs` maps names to values: the loss and the metrics over the epoch so far, in `on_epoch_end` those of the
     validation too, under `val_` names. **Reading a value waits for the device; not reading it costs nothing**, so
     a hook that runs every batch should read only now and then. Where a hook has nothing to report, `logs` is empty.
+    A value that a callback sets, `logs["learning_rate"] = 0.1`, is seen by the callbacks after it, and at the end of an
+    epoch by `History` and the progress display too.
 
     Attributes:
         trainer: The Trainer that calls. Set `trainer.stop_training = True` to stop after the current batch.

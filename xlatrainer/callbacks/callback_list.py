@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from xlatrainer.callbacks.callback import Callback, LogValues
@@ -33,8 +32,6 @@ Hook = Literal[
     "on_predict_batch_end",
 ]
 
-_NO_LOGS: LogValues = MappingProxyType({})
-
 
 class CallbackList:
     """The callbacks of one `fit`, `evaluate` or `predict`.
@@ -57,7 +54,7 @@ class CallbackList:
     def __init__(self, callbacks: Sequence[Callback], trainer: Trainer, params: Mapping[str, Any]) -> None:
         self.callbacks = tuple(callbacks)
         self._in_training: list[Callback] = []
-        self._epoch_logs = _NO_LOGS
+        self._epoch_logs: LogValues = {}
         for position, callback in enumerate(self.callbacks):
             if not isinstance(callback, Callback):
                 hint = "; create an object of it" if isinstance(callback, type) else ""
@@ -71,8 +68,9 @@ class CallbackList:
             callback.set_trainer(trainer)
             callback.set_params(params)
 
-    def call(self, hook: Hook, *index: int, logs: LogValues = _NO_LOGS) -> None:
+    def call(self, hook: Hook, *index: int, logs: LogValues | None = None) -> None:
         """Call `hook` on every callback; `index` is the epoch or batch for the hooks that have one."""
+        logs = {} if logs is None else logs
         if hook == "on_epoch_end":
             self._epoch_logs = logs
         for callback in self.callbacks:

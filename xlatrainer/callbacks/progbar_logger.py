@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
@@ -98,7 +97,7 @@ class ProgbarLogger(Callback):
     def _begin(self) -> None:
         self._start = self._last_refresh = time.perf_counter()
         self._recent: deque[LogValues] = deque(maxlen=_LOGS_KEPT)
-        self._shown: Mapping[str, float] = {}
+        self._shown: LogValues = {}
         self._batches = 0
         if self.params["verbose"] == 1:
             self._bar = _Bar(self._title, self.params["steps"])
