@@ -3,7 +3,7 @@
 May import: tensor, executor, runtime, state, source.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import torch
@@ -70,6 +70,42 @@ def fetch(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     on_xla = [tensor.detach() for tensor in tensors if tensor.device.type == "xla"]
     copies = iter(read_to_host(on_xla))
     return [next(copies) if tensor.device.type == "xla" else tensor.detach().cpu() for tensor in tensors]
+
+
+def hold(tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    """Keep what the tensors hold now, whatever later steps write into them; waits for nothing.
+
+    `xla` tensors are copied on the device: their memory is given to the next step's program.
+
+    Returns:
+        A function that gives CPU copies, detached, as `fetch` would have. It may be called from any thread, once.
+    """
+    on_xla = [tensor.device.type == "xla" for tensor in tensors]
+    with state.lock:
+        if state.observer is not None and any(on_xla):
+            state.observer.interrupted("it keeps a value", user_line())
+        values = [value_of(t.detach()) for t, is_xla in zip(tensors, on_xla, strict=True) if is_xla]
+        if any(value.buffer is None for value in values):
+            run_pending()
+        buffers = [value.buffer for value in values]
+    for buffer in buffers:
+        if isinstance(buffer, Lost):
+            raise buffer.error()
+    copies = runtime.copies(buffers)
+    others = [t.detach().to("cpu", copy=True) for t, is_xla in zip(tensors, on_xla, strict=True) if not is_xla]
+
+    def fetched() -> list[torch.Tensor]:
+        try:
+            from_xla = iter([runtime.to_host(copy) for copy in copies])
+        except jax.errors.JaxRuntimeError as error:
+            raise ExecutionError(f"the program that computes a tensor to be saved failed: {error}") from error
+        copies.clear()
+        with state.lock:
+            raise_failed_checks()  # of the program that computed them, which is done, and of those before
+        from_cpu = iter(others)
+        return [next(from_xla) if is_xla else next(from_cpu) for is_xla in on_xla]
+
+    return fetched
 
 
 def is_ready(tensor: torch.Tensor) -> bool:

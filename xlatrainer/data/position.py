@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
+from xlatrainer.backend._private_api import has_lasting_workers
 from xlatrainer.data.random_states import random_states, restore_random_states
 
-__all__ = ["ResumableBatches", "set_epoch"]
+__all__ = ["ResumableBatches", "is_deterministic", "set_epoch"]
 
 
 class ResumableBatches:
@@ -61,6 +62,8 @@ class ResumableBatches:
                 _start_workers(self.batches)
             if resumed is not None:
                 self._restore(resumed["now"])
+                if resumed["loader"] is not None:
+                    self.batches.load_state_dict(resumed["loader"])  # type: ignore[attr-defined]  # it wrote that state
             self._was_alive = _keeps_workers(self.batches)
             self._begun, self._drawn = self._states(), 0
             iterator = iter(self.batches)
@@ -77,14 +80,14 @@ class ResumableBatches:
         """
         if self._resumed is not None:
             return dict(self._resumed)  # nothing was drawn since it was loaded
-        begun = None if between else self._begun
-        own = _own_state(self.batches) if begun is not None else None
+        begun = None if between or not self._drawn else self._begun
+        given_up = between and self._begun is not None
         return {
             "begun": begun,
             "drawn": self._drawn if begun is not None else 0,
             "was_alive": self._was_alive if begun is not None else _keeps_workers(self.batches),
             "now": self._states(),
-            "loader": own,
+            "loader": None if given_up else _own_state(self.batches),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -110,7 +113,7 @@ class ResumableBatches:
             self.batches.load_state_dict(resumed["loader"])  # type: ignore[attr-defined]  # it wrote that state
             iterator = iter(self.batches)
         elif _may_skip(self.batches):
-            iterator = iter(_without_first(self.batches, resumed["drawn"]))
+            iterator = _without_first(self.batches, resumed["drawn"])
         else:
             iterator = iter(self.batches)
             dropped = sum(1 for _ in islice(iterator, resumed["drawn"]))
@@ -186,14 +189,14 @@ def _own_state(batches: Any) -> Any:
 
 def _keeps_workers(batches: Any) -> bool:
     """Whether worker processes are there that the next iteration uses again, and so draws no seed for."""
-    return isinstance(batches, DataLoader) and getattr(batches, "_iterator", None) is not None
+    return isinstance(batches, DataLoader) and has_lasting_workers(batches)
 
 
 def _start_workers(batches: Any) -> None:
     """Start lasting workers before the random states are put back, since their start draws a seed."""
     if isinstance(batches, DataLoader) and batches.persistent_workers and not _keeps_workers(batches):
         iter(batches)
-        if not _is_deterministic(batches.dataset):
+        if not is_deterministic(batches.dataset):
             warnings.warn(
                 "the DataLoader has persistent_workers=True: the random numbers that its workers draw go on from epoch "
                 "to epoch and are not those of the training that was stopped. The order of the examples is. Use "
@@ -203,18 +206,18 @@ def _start_workers(batches: Any) -> None:
             )
 
 
-def _is_deterministic(dataset: Any) -> bool:
-    """Whether an example depends on its index alone."""
+def is_deterministic(dataset: Any) -> bool:
+    """Whether an example of `dataset` is known to depend on its index alone."""
     stated = getattr(dataset, "is_deterministic", None)
     if stated is not None:
         return bool(stated)
     if type(dataset) is Subset:
-        return _is_deterministic(dataset.dataset)
+        return is_deterministic(dataset.dataset)
     if type(dataset) is ConcatDataset:
-        return all(_is_deterministic(part) for part in dataset.datasets)
+        return all(is_deterministic(part) for part in dataset.datasets)
     if type(dataset) is StackDataset:
         parts: Any = dataset.datasets
-        return all(_is_deterministic(part) for part in (parts.values() if isinstance(parts, dict) else parts))
+        return all(is_deterministic(part) for part in (parts.values() if isinstance(parts, dict) else parts))
     return type(dataset) is TensorDataset
 
 
@@ -224,28 +227,45 @@ def _may_skip(batches: Any) -> bool:
         and isinstance(batches.dataset, Dataset)
         and not isinstance(batches.dataset, IterableDataset)
         and not batches.persistent_workers
-        and _is_deterministic(batches.dataset)
+        and is_deterministic(batches.dataset)
     )
 
 
-def _without_first(loader: Any, count: int) -> Iterable[Any]:
-    """A loader like `loader`, whose indices begin `count` batches later: nothing is loaded for those before."""
-    clone = copy.copy(loader)
+def _without_first(loader: Any, count: int) -> Iterator[Any]:
+    """An iterator over `loader` that begins `count` batches later: nothing is loaded for those before."""
     attribute = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    vars(clone)[attribute] = _Later(getattr(loader, attribute), count)  # a DataLoader forbids the assignment
-    clone_of: Iterable[Any] = clone
-    return clone_of
+    later = _Later(getattr(loader, attribute), count)
+    clone = copy.copy(loader)
+    vars(clone)[attribute] = later  # a DataLoader forbids the assignment
+    iterator: Iterator[Any] = iter(clone)
+    later.skip()
+    return iterator
 
 
 class _Later:
-    """The indices of a sampler without the first ones."""
+    """The indices of a sampler without the first ones.
+
+    The sampler is asked for its first index when a loader would have asked it, after the loader has drawn its seed.
+    """
 
     def __init__(self, sampler: Any, count: int) -> None:
         self._sampler = sampler
         self._count = count
+        self._indices: Iterator[Any] = iter(())
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(iter(self._sampler), self._count, None)
+        self._indices = iter(self._sampler)
+        return self._rest()
 
     def __len__(self) -> int:
         return max(0, len(self._sampler) - self._count)
+
+    def skip(self) -> None:
+        """Draw and drop the first indices, if that was not done yet."""
+        for _ in islice(self._indices, self._count):
+            pass
+        self._count = 0
+
+    def _rest(self) -> Iterator[Any]:
+        self.skip()
+        yield from self._indices

@@ -77,6 +77,9 @@ class SingleDeviceStrategy(Strategy):
             return transfer.fetch(tensors)
         return [tensor.detach().to("cpu", copy=True) for tensor in tensors]
 
+    def hold(self, tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        return transfer.hold(tensors)
+
 
 def _tied_names(model: nn.Module) -> list[list[str]]:
     """The names of each Parameter that has more than one."""

@@ -93,3 +93,12 @@ class Strategy(ABC):
     @abstractmethod
     def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Copies of `tensors` on the CPU, made together. Waits until they are computed."""
+
+    @abstractmethod
+    def hold(self, tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """Keep what `tensors` hold now, while later steps change them. Waits for nothing.
+
+        Returns:
+            A function that gives copies on the CPU, waits until they are computed, and may be called once, from any
+            thread.
+        """
