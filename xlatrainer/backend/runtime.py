@@ -19,7 +19,16 @@ from xlatrainer.backend import counters
 from xlatrainer.backend.dtypes import from_numpy, to_numpy
 from xlatrainer.backend.host_memory import keep_freed_memory
 
-__all__ = ["compiler_options", "copies", "default_device", "local_devices", "to_device", "to_host", "undisturbed", "x64"]
+__all__ = [
+    "compiler_options",
+    "copies",
+    "default_device",
+    "local_devices",
+    "to_device",
+    "to_host",
+    "undisturbed",
+    "x64",
+]
 
 _PLATFORMS = {"": None, "CPU": "cpu", "GPU": "gpu", "CUDA": "gpu", "TPU": "tpu"}
 

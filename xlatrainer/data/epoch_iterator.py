@@ -1,7 +1,7 @@
 """`EpochIterator`: the numbered batches of one epoch after another.
 
-Owns `data` (what is gone through), the place reached in it, and the rule for data that runs dry. The arguments of `fit` belong elsewhere:
-`epochs` and `validation_data` to the Trainer, the batch size and the order to `data` itself.
+Owns `data` (what is gone through), the place reached in it, and the rule for data that runs dry. The arguments of `fit`
+belong elsewhere: `epochs` and `validation_data` to the Trainer, the batch size and the order to `data` itself.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sized

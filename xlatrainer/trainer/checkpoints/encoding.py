@@ -94,7 +94,7 @@ def decode(value: Any, tensors: Sequence[Tensor]) -> Any:
         return value
     if _TYPE not in value:
         return {key: decode(item, tensors) for key, item in value.items()}
-    kind, content = value[_TYPE], value.get("value")
+    kind, content = value[_TYPE], value["value"]
     if kind == "tensor":
         return tensors[content]
     if kind == "ndarray":

@@ -83,8 +83,8 @@ def write_checkpoint(path: str | os.PathLike[str], content: Content) -> None:
     except (OSError, safetensors.SafetensorError) as error:
         size = sum(tensor.nbytes for tensor in [*content.weights.values(), *content.tensors])
         raise CheckpointError(
-            f"the checkpoint {place} could not be written: {error}. It takes {size / 1e6:,.1f} MB. Nothing half-written "
-            f"is left behind, and what was saved before is as it was"
+            f"the checkpoint {place} could not be written: {error}. It takes {size / 1e6:,.1f} MB. Nothing "
+            f"half-written is left behind, and what was saved before is as it was"
         ) from error
 
 

@@ -140,7 +140,9 @@ class _Local(Place):
             os.rename(temporary, self._path)
             _flush_folder(self._path.parent)
             return
-        with _temporary_name(self._path, "replaced") as old:  # a killed process leaves it there, and `clean` puts it back
+        with _temporary_name(
+            self._path, "replaced"
+        ) as old:  # a killed process leaves it there, and `clean` puts it back
             os.rename(self._path, old)
             os.rename(temporary, self._path)
             _flush_folder(self._path.parent)
