@@ -72,12 +72,13 @@ def _train_epoch(trainer: Trainer, plan: FitPlan, hooks: CallbackList) -> Logs:
         hooks.call("on_train_batch_begin", group[0][0])
         batches = [batch for _, batch in group]
         if plan.max_steps is not None:
-            batches = batches[: plan.max_steps - trainer.step]
+            batches = batches[: trainer.stepper.batches_until(plan.max_steps)]
         logs = trainer.stepper.train(batches)
         trainer.stop_training |= plan.max_steps is not None and trainer.step >= plan.max_steps
         hooks.call("on_train_batch_end", group[len(batches) - 1][0], logs=logs)
         if trainer.stop_training:
             break
+    trainer.stepper.finish_group()
     return logs
 
 

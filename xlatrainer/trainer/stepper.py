@@ -15,6 +15,7 @@ from torch import Tensor
 from xlatrainer.data.batch import split_batch
 from xlatrainer.metrics.mean import Mean
 from xlatrainer.metrics.metric import Metric, update_metrics
+from xlatrainer.trainer.accumulation import Accumulation, GradientSums
 from xlatrainer.trainer.logs import Logs
 from xlatrainer.trainer.losses import LossFunction
 from xlatrainer.trainer.steps import Outcome, as_outcome, rows_of
@@ -55,6 +56,11 @@ class Stepper:
         self.user_state = UserState(trainer)
         self._logged: dict[Phase, dict[str, Mean]] = {"train": {}, "test": {}}
         self._phase: Phase = "train"
+        if updates.clipping.global_clipnorm is not None:
+            for name in map(updates.norm_name, updates.optimizers):
+                self._logged["train"][name] = Mean(name).to(self._strategy.device)
+        trained = [p for optimizer in updates.optimizers.values() for g in optimizer.param_groups for p in g["params"]]
+        self.accumulation = Accumulation(GradientSums(trained, self._strategy.device), 1)
         self._batch_rows = 1
         state = {
             "model": trainer.model,
@@ -65,20 +71,50 @@ class Stepper:
             "attributes": self.user_state.attributes,
             "classes": [cls for cls in type(trainer).__mro__ if cls.__module__ != "xlatrainer.trainer.trainer"],
         }
-        self._training = self._strategy.compiled(self._record_training, state, "the training step")
-        self._testing = self._strategy.compiled(self._record_test, state, "the evaluation step")
+        compiled = self._strategy.compiled
+        self._training = compiled(self._record_training, state, "the training step")
+        self._accumulating = compiled(self._record_accumulation, state, "the accumulating step")
+        self._applying = compiled(self._record_application, state, "the update at the end of an epoch")
+        self._testing = compiled(self._record_test, state, "the evaluation step")
 
     # steps
 
     def train(self, batches: Sequence[Any]) -> Logs:
-        """Train on each of these batches and count them; returns the values after the last one."""
-        placed = [(self._strategy.to_device(batch),) for batch in batches]
-        self.user_state.gather()
-        results = [self._training(*placed[0])] if len(placed) == 1 else self._training.many(placed)
-        self.user_state.hand_back()
-        self._trainer.step += len(results)
-        self._trainer.num_examples += sum(num_examples for _, num_examples in results)
-        return Logs(results[-1][0], self._strategy)
+        """Train on each of these batches and count them and the updates; returns the values after the last one."""
+        values: dict[str, Tensor] = {}
+        for updates, run in self.accumulation.runs(batches):
+            placed = [(self._strategy.to_device(batch),) for batch in run]
+            step = self._training if updates else self._accumulating
+            self.user_state.gather()
+            results = [step(*placed[0])] if len(placed) == 1 else step.many(placed)
+            self.user_state.hand_back()
+            values = results[-1][0]
+            self._trainer.num_examples += sum(num_examples for _, num_examples in results)
+            if updates:
+                self._trainer.step += len(results)
+        return Logs(values, self._strategy)
+
+    def finish_group(self) -> None:
+        """Make the update of micro-batches that have not had theirs: the epoch has ended within a group."""
+        if self.accumulation.position:
+            self._applying()
+            self._trainer.step += 1
+            self.accumulation.position = 0
+
+    def set_accumulation(self, steps: int) -> None:
+        """Make an update every so many batches, from the next group on.
+
+        Raises:
+            ValueError: Within a group.
+        """
+        if self.accumulation.position:
+            raise ValueError("gradient_accumulation_steps may only change between updates, at the start of an epoch")
+        self.accumulation = Accumulation(self.accumulation.sums, steps)
+        self.updates.sums = self.accumulation.sums if steps > 1 else None
+
+    def batches_until(self, step: int) -> int:
+        """How many batches it takes until the Trainer has made `step` updates."""
+        return (step - self._trainer.step) * self.accumulation.steps - self.accumulation.position
 
     def test(self, batch: Any) -> Logs:
         """Take a batch into the values of an evaluation."""
@@ -120,20 +156,32 @@ class Stepper:
     def _record_training(self, batch: Any) -> tuple[dict[str, Tensor], int]:
         outcome = self._own_step("training_step", batch)
         if outcome.loss is not None:
-            self.updates.minimize(outcome.loss, self._only_optimizer())
+            if self.updates.sums is None:
+                self.updates.minimize(outcome.loss)
+            else:
+                self.updates.accumulate(outcome.loss, outcome.num_examples)
+                self.updates.apply()
+        self._take_norms()
         return self._values(outcome), outcome.num_examples
+
+    def _record_accumulation(self, batch: Any) -> tuple[dict[str, Tensor], int]:
+        outcome = self._own_step("training_step", batch)
+        if outcome.loss is None:
+            raise ValueError("gradient_accumulation_steps needs a training_step that returns its loss, not None")
+        self.updates.accumulate(outcome.loss, outcome.num_examples)
+        return self._values(outcome), outcome.num_examples
+
+    def _record_application(self) -> None:
+        self.updates.apply()
+        self._take_norms()
+
+    def _take_norms(self) -> None:
+        for name, norm in self.updates.norms.items():
+            self._logged["train"][self.updates.norm_name(name)].update(norm)
+        self.updates.norms.clear()
 
     def _record_test(self, batch: Any) -> dict[str, Tensor]:
         return self._values(self._own_step("validation_step", batch))
-
-    def _only_optimizer(self) -> torch.optim.Optimizer:
-        if len(self.updates.optimizers) > 1:
-            raise TypeError(
-                f"training_step returned a loss, but there are several optimizers "
-                f"({', '.join(self.updates.optimizers)}): make the updates in it with trainer.minimize(loss, "
-                f"optimizer), and return None"
-            )
-        return next(iter(self.updates.optimizers.values()))
 
     def _own_step(self, name: str, batch: Any) -> Outcome:
         self._batch_rows = rows_of(batch)

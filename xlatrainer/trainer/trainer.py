@@ -21,6 +21,7 @@ from xlatrainer.metrics.registry import MetricSpec, resolve_metrics
 from xlatrainer.strategies.registry import resolve_strategy
 from xlatrainer.strategies.strategy import Strategy
 from xlatrainer.trainer.checkpoint import collect_state, read_checkpoint, restore_state, write_checkpoint
+from xlatrainer.trainer.clipping import Clipping
 from xlatrainer.trainer.inputs import batches_to_evaluate, batches_to_predict, batches_to_train
 from xlatrainer.trainer.logs import Logs
 from xlatrainer.trainer.loops import FitPlan, evaluate_loop, fit_loop, predict_loop
@@ -35,6 +36,7 @@ from xlatrainer.trainer.updates import Updates
 __all__ = ["Trainer"]
 
 _T = TypeVar("_T", bound=Callback)
+_V = TypeVar("_V")
 
 
 class Trainer:
@@ -61,6 +63,14 @@ class Trainer:
         learning_rate: The optimizer's `lr`, unless the optimizer is an instance. Default None, the optimizer's own.
         steps_per_execution: Training steps in one program, as in Keras: callbacks see the first batch of each such
             group begin and the last one end. Worth it where a step takes less than a few milliseconds. Default 1.
+        gradient_accumulation_steps: Batches whose gradients are summed up for one update, which is that of one big
+            batch of all their rows (batch norm aside, which sees each batch on its own). Hooks are called for every
+            batch, `step` counts updates. A group that an epoch's end cuts short is applied by its own size. Default 1.
+        accumulate_grad_batches: Lightning's name for it.
+        global_clipnorm: The largest norm of all gradients together, as `torch.nn.utils.clip_grad_norm_`; the norm
+            before is in the logs as "grad_norm", the mean over the epoch's updates. Default None, no clipping.
+        clipnorm: The largest norm of each parameter's gradient on its own, as in Keras. Default None.
+        clipvalue: The largest absolute value of a gradient's element. Default None. At most one of the three.
 
     Attributes:
         model: The model, on the device.
@@ -91,6 +101,11 @@ class Trainer:
         *,
         learning_rate: float | None = None,
         steps_per_execution: int = 1,
+        gradient_accumulation_steps: int | None = None,
+        accumulate_grad_batches: int | None = None,
+        global_clipnorm: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
     ) -> None:
         before = frozenset(vars(self))
         if steps_per_execution < 1:
@@ -107,7 +122,11 @@ class Trainer:
             loss.to(self.strategy.device)
         for metric in resolved_metrics:
             metric.to(self.strategy.device)
-        self.stepper = Stepper(self, loss_function, resolved_metrics, Updates(self.optimizers))
+        updates = Updates(self.optimizers, Clipping(global_clipnorm, clipnorm, clipvalue))
+        self.stepper = Stepper(self, loss_function, resolved_metrics, updates)
+        self.gradient_accumulation_steps = _one_name(
+            1, gradient_accumulation_steps=gradient_accumulation_steps, accumulate_grad_batches=accumulate_grad_batches
+        )
         self.steps_per_execution = steps_per_execution
         self.callbacks = list(callbacks)
         self.stop_training = False
@@ -343,6 +362,15 @@ class Trainer:
         return float(self.optimizer.param_groups[0]["lr"])
 
     @property
+    def gradient_accumulation_steps(self) -> int:
+        """Batches for one update; may be set between updates, at the start of an epoch say."""
+        return self.stepper.accumulation.steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, steps: int) -> None:
+        self.stepper.set_accumulation(steps)
+
+    @property
     def epoch(self) -> int:
         return self._counter("epoch")
 
@@ -370,13 +398,15 @@ class Trainer:
         """All that a training goes on from besides the model and the counters, by name, with the same names each time.
 
         Each has a `state_dict()` and a `load_state_dict(state)`: the optimizer ("optimizer", or "optimizer.NAME" of
-        several), and the callbacks that have a state ("callback.EarlyStopping"), of the
-        latest `fit` if there was one.
+        several), the gradients of a group that is not whole yet ("accumulation"), and the callbacks that have a state
+        ("callback.EarlyStopping"), of the latest `fit` if there was one.
         """
         several = len(self.optimizers) > 1
         parts: dict[str, Any] = {
             f"optimizer.{name}" if several else "optimizer": optimizer for name, optimizer in self.optimizers.items()
         }
+        if self.gradient_accumulation_steps > 1:
+            parts["accumulation"] = self.stepper.accumulation
         callbacks = self._hooks.callbacks or self.callbacks
         parts.update((f"callback.{name}", value) for name, value in stateful_callbacks(callbacks).items())
         return parts
@@ -431,6 +461,18 @@ class Trainer:
         if level and not _find(ProgbarLogger, given):
             given.append(ProgbarLogger())
         return CallbackList(given, self, {"epochs": epochs, "steps": batches.num_batches, "verbose": level})
+
+
+def _one_name(default: _V, **given: _V | None) -> _V:
+    """The value of an argument that has several names.
+
+    Raises:
+        ValueError: If more than one of them is given.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    if len(values) > 1:
+        raise ValueError(f"{' and '.join(values)} are names of the same argument; give one of them")
+    return next(iter(values.values()), default)
 
 
 def _one_batch(x: Any, y: Any, sample_weight: Any) -> Any:
