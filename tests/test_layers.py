@@ -58,7 +58,7 @@ LAYERS = (
             "xlatrainer.backend.device_module",
         )
     ),
-    Layer(("xlatrainer.backend.closures",)),
+    Layer(("xlatrainer.backend.closures", "xlatrainer.backend.memory")),
     Layer(
         (
             "xlatrainer.backend.recorder",

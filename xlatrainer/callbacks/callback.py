@@ -61,7 +61,10 @@ class Callback:
         trainer: The Trainer that calls. Set `trainer.stop_training = True` to stop after the current batch.
         model: The model being trained.
         params: "epochs", "steps" (batches an epoch, None if unknown) and "verbose" of the current call.
+        runs_last: Whether it is called after all those for which this is False, as what saves their state must be.
     """
+
+    runs_last: bool = False
 
     trainer: Trainer
     model: nn.Module

@@ -39,7 +39,8 @@ class CallbackList:
     An exception of a hook goes on to the caller as it is, with a note that names the callback and the hook.
 
     Args:
-        callbacks: Called in this order: the user's first, then those the Trainer adds (history, progress), as in Keras.
+        callbacks: Called in this order: the user's first, then those the Trainer adds (history, progress), as in Keras;
+            those that say `runs_last` at the end.
         trainer: Given to each callback.
         params: Given to each callback, see `Callback.params`.
 
@@ -64,6 +65,7 @@ class CallbackList:
                     f"the {type(callback).__name__} callback is given twice and would be called twice; "
                     f"pass it to Trainer or to fit, not to both"
                 )
+        self.callbacks = tuple(sorted(self.callbacks, key=lambda callback: callback.runs_last))
         for callback in self.callbacks:
             callback.set_trainer(trainer)
             callback.set_params(params)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from xlatrainer.callbacks.callback import Callback, LogValues, MaybeReady
 
-__all__ = ["ProgbarLogger", "resolve_verbose"]
+__all__ = ["ProgbarLogger", "ProgressBar", "resolve_verbose"]
 
 _SECONDS_BETWEEN_REFRESHES = 0.25
 _LOGS_KEPT = 32
@@ -139,6 +139,9 @@ class ProgbarLogger(Callback):
             self._bar = None
         else:
             print(" - ".join(part for part in (self._title, f"{seconds:.1f}s", text) if part), flush=True)
+
+
+ProgressBar = ProgbarLogger
 
 
 class _Bar:

@@ -42,6 +42,7 @@ class Stepper:
     Attributes:
         loss_mean, metrics: The state of the pass over data that is going on.
         user_state: What a subclass keeps, see there.
+        latest: The batches of the latest `train`, as they came.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Stepper:
         trained = [p for optimizer in updates.optimizers.values() for g in optimizer.param_groups for p in g["params"]]
         self.accumulation = Accumulation(GradientSums(trained, self._strategy.device), 1)
         self._batch_rows = 1
+        self.latest: Sequence[Any] = ()
         state = {
             "model": trainer.model,
             "updates": updates,
@@ -81,6 +83,7 @@ class Stepper:
 
     def train(self, batches: Sequence[Any]) -> Logs:
         """Train on each of these batches and count them and the updates; returns the values after the last one."""
+        self.latest = batches
         values: dict[str, Tensor] = {}
         for updates, run in self.accumulation.runs(batches):
             placed = [(self._strategy.to_device(batch),) for batch in run]
