@@ -60,6 +60,9 @@ def fit_loop(trainer: Trainer, plan: FitPlan, hooks: CallbackList) -> None:
             logs = _train_epoch(trainer, plan, hooks)
             if plan.validation is not None and plan.validates_after(epoch):
                 logs = logs.with_validation(evaluate_loop(trainer, plan.validation, hooks))
+            if trainer.schedules.schedulers:
+                logs["learning_rate"] = trainer.learning_rate
+                trainer.schedules.after_epoch(logs, plan.validation is not None)
             trainer.epoch = epoch + 1
             hooks.call("on_epoch_end", epoch, logs=logs)
     hooks.call("on_train_end", logs=logs)

@@ -15,6 +15,7 @@ from torch import Tensor
 from xlatrainer.data.batch import split_batch
 from xlatrainer.metrics.mean import Mean
 from xlatrainer.metrics.metric import Metric, update_metrics
+from xlatrainer.strategies.strategy import Step
 from xlatrainer.trainer.accumulation import Accumulation, GradientSums
 from xlatrainer.trainer.logs import Logs
 from xlatrainer.trainer.losses import LossFunction
@@ -87,9 +88,8 @@ class Stepper:
         values: dict[str, Tensor] = {}
         for updates, run in self.accumulation.runs(batches):
             placed = [(self._strategy.to_device(batch),) for batch in run]
-            step = self._training if updates else self._accumulating
             self.user_state.gather()
-            results = [step(*placed[0])] if len(placed) == 1 else step.many(placed)
+            results = self._update_with(placed) if updates else _in_turn(self._accumulating, placed)
             self.user_state.hand_back()
             values = results[-1][0]
             self._trainer.num_examples += sum(num_examples for _, num_examples in results)
@@ -97,10 +97,26 @@ class Stepper:
                 self._trainer.step += len(results)
         return Logs(values, self._strategy)
 
+    def _update_with(self, placed: list[tuple[Any]]) -> list[Any]:
+        """An update with each of these batches, and its step of the schedules."""
+        schedules = self._trainer.schedules
+        if len(placed) > 1 and schedules.may_foresee:
+            set_schedules = schedules.foresee(len(placed))
+            results = self._training.many(placed, set_schedules)
+            if set_schedules is not None:
+                set_schedules(len(placed))
+            return results
+        results = []
+        for arguments in placed:
+            results.append(self._training(*arguments))
+            schedules.after_update()
+        return results
+
     def finish_group(self) -> None:
         """Make the update of micro-batches that have not had theirs: the epoch has ended within a group."""
         if self.accumulation.position:
             self._applying()
+            self._trainer.schedules.after_update()
             self._trainer.step += 1
             self.accumulation.position = 0
 
@@ -212,3 +228,7 @@ class Stepper:
             )
         update_metrics(self.metrics, outcome.prediction, outcome.target)
         return {metric.name: metric.compute() for metric in reported}
+
+
+def _in_turn(step: Step, placed: list[tuple[Any]]) -> list[Any]:
+    return [step(*placed[0])] if len(placed) == 1 else step.many(placed)

@@ -29,6 +29,7 @@ from xlatrainer.trainer.losses import LossSpec, binary_threshold, resolve_loss
 from xlatrainer.trainer.modes import evaluating, training
 from xlatrainer.trainer.optimizer_state import initialize_state
 from xlatrainer.trainer.optimizers import OptimizerSpec, parameter_names, resolve_optimizers
+from xlatrainer.trainer.schedules import SchedulerSpec, Schedules
 from xlatrainer.trainer.stepper import Stepper
 from xlatrainer.trainer.steps import eval_step, model_step, predict_step
 from xlatrainer.trainer.updates import Updates
@@ -71,6 +72,12 @@ class Trainer:
             before is in the logs as "grad_norm", the mean over the epoch's updates. Default None, no clipping.
         clipnorm: The largest norm of each parameter's gradient on its own, as in Keras. Default None.
         clipvalue: The largest absolute value of a gradient's element. Default None. At most one of the three.
+        scheduler: A `torch.optim.lr_scheduler` object of the optimizer, a function of the optimizer that makes one, a
+            list of these, or a dict of them by the names of several optimizers. The epoch's "learning_rate" is then in
+            the logs. Nothing is compiled for a new learning rate. Default None.
+        scheduler_interval: "step", after each update, or "epoch". Default None: "step" for `OneCycleLR`, `CyclicLR` and
+            `xlatrainer.trainer.WarmupCosineLR`, "epoch" for others; `ReduceLROnPlateau` always has "epoch".
+        scheduler_monitor: What `ReduceLROnPlateau` looks at; default None, "val_loss" or without validation "loss".
 
     Attributes:
         model: The model, on the device.
@@ -106,6 +113,9 @@ class Trainer:
         global_clipnorm: float | None = None,
         clipnorm: float | None = None,
         clipvalue: float | None = None,
+        scheduler: SchedulerSpec = None,
+        scheduler_interval: str | None = None,
+        scheduler_monitor: str | None = None,
     ) -> None:
         before = frozenset(vars(self))
         if steps_per_execution < 1:
@@ -118,6 +128,7 @@ class Trainer:
         names = parameter_names(model)
         self.model = self.strategy.setup(model)
         self.optimizers = resolve_optimizers(optimizer, names, self.model, learning_rate)
+        self.schedules = Schedules(scheduler, self.optimizers, scheduler_interval, scheduler_monitor)
         if isinstance(loss, nn.Module):
             loss.to(self.strategy.device)
         for metric in resolved_metrics:
@@ -398,13 +409,15 @@ class Trainer:
         """All that a training goes on from besides the model and the counters, by name, with the same names each time.
 
         Each has a `state_dict()` and a `load_state_dict(state)`: the optimizer ("optimizer", or "optimizer.NAME" of
-        several), the gradients of a group that is not whole yet ("accumulation"), and the callbacks that have a state
-        ("callback.EarlyStopping"), of the latest `fit` if there was one.
+        several), the schedulers ("scheduler", or "scheduler.0" and so on), the gradients of a group that is not whole
+        yet ("accumulation"), and the callbacks that have a state ("callback.EarlyStopping"), of the latest `fit` if
+        there was one.
         """
         several = len(self.optimizers) > 1
         parts: dict[str, Any] = {
             f"optimizer.{name}" if several else "optimizer": optimizer for name, optimizer in self.optimizers.items()
         }
+        parts.update(self.schedules.stateful_parts())
         if self.gradient_accumulation_steps > 1:
             parts["accumulation"] = self.stepper.accumulation
         callbacks = self._hooks.callbacks or self.callbacks

@@ -92,10 +92,15 @@ class ReplayedStep:
             self._replays += 1
         return self._observe(key, args, kwargs)
 
-    def many(self, batches: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def many(self, batches: Sequence[tuple[Any, ...]], before_each: Callable[[int], None] | None = None) -> list[Any]:
         """Call the function with each of these tuples of arguments; one program makes all the steps, once they repeat.
 
         The first time a number of steps comes, their program is compiled, beside that of the single step.
+
+        Args:
+            batches: the arguments of each step.
+            before_each: called with the number of each step before it, perhaps more than once; default None. It may
+                set the hyperparameters of optimizers and nothing else that the function reaches.
         """
         if len(batches) > 1 and not self._paused and config.get("replay") == "on":
             leaves = [tree_flatten((args, {})) for args in batches]
@@ -106,13 +111,18 @@ class ReplayedStep:
                 given = [[leaf for leaf in each if isinstance(leaf, torch.Tensor)] for each, _ in leaves]
                 try:
                     results = self._replay(
-                        lambda: self._series_of(plan, len(batches)).run(given, self._shadows), len(given)
+                        lambda: self._series_of(plan, len(batches)).run(given, self._shadows, before_each), len(given)
                     )
                     run_waiting()
                     return results
                 except Mismatch as change:
                     self._ended(str(change))
-        return [self(*args) for args in batches]
+        results = []
+        for index, args in enumerate(batches):
+            if before_each is not None:
+                before_each(index)
+            results.append(self(*args))
+        return results
 
     @staticmethod
     def _series_of(plan: Plan, number: int) -> Series:
