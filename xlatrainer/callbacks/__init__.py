@@ -4,6 +4,7 @@ from xlatrainer.callbacks.callback import Callback
 from xlatrainer.callbacks.csv_logger import CSVLogger
 from xlatrainer.callbacks.device_stats import DeviceStats
 from xlatrainer.callbacks.early_stopping import EarlyStopping
+from xlatrainer.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
 from xlatrainer.callbacks.history import History
 from xlatrainer.callbacks.json_logger import JSONLogger
 from xlatrainer.callbacks.lambda_callback import LambdaCallback
@@ -13,6 +14,7 @@ from xlatrainer.callbacks.model_checkpoint import ModelCheckpoint
 from xlatrainer.callbacks.profiler import Profiler
 from xlatrainer.callbacks.progbar_logger import ProgbarLogger, ProgressBar
 from xlatrainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
+from xlatrainer.callbacks.tensorboard import TensorBoard
 from xlatrainer.callbacks.terminate_on_nan import TerminateOnNaN
 from xlatrainer.callbacks.timer import Timer
 
@@ -21,6 +23,7 @@ __all__ = [
     "Callback",
     "DeviceStats",
     "EarlyStopping",
+    "GradientAccumulationScheduler",
     "History",
     "JSONLogger",
     "LambdaCallback",
@@ -31,6 +34,7 @@ __all__ = [
     "ProgbarLogger",
     "ProgressBar",
     "ReduceLROnPlateau",
+    "TensorBoard",
     "TerminateOnNaN",
     "Timer",
 ]

@@ -382,6 +382,21 @@ class Trainer:
         self.stepper.set_accumulation(steps)
 
     @property
+    def keep_gradients(self) -> bool:
+        """Whether each parameter's `.grad`, clipped, stays from one update to the next; default False, to save memory.
+
+        Setting it ends the steps that were replayed: do so before `fit` or in `on_train_begin`.
+        """
+        return self.stepper.updates.keep_gradients
+
+    @keep_gradients.setter
+    def keep_gradients(self, value: bool) -> None:
+        self.stepper.updates.keep_gradients = value
+        if not value:
+            for optimizer in self.optimizers.values():
+                optimizer.zero_grad(set_to_none=True)
+
+    @property
     def epoch(self) -> int:
         return self._counter("epoch")
 

@@ -18,8 +18,8 @@ __all__ = ["Updates"]
 class Updates:
     """Backward pass and update.
 
-    The gradients are dropped with the step: one that is still referred to when it ends would be written to memory and
-    kept until the next step for nobody.
+    The gradients are dropped with the step unless somebody asks for them: one that is still referred to when it ends is
+    written to memory and kept until the next step.
 
     Args:
         optimizers: By name; a Trainer with one optimizer calls it "optimizer".
@@ -27,6 +27,7 @@ class Updates:
 
     Attributes:
         sums: Where gradients are accumulated; None where every batch makes an update.
+        keep_gradients: Whether the gradients of an update stay until the next one.
         norms: The global norm of the latest update's gradients, by the optimizer's name, until it is taken out.
     """
 
@@ -34,6 +35,7 @@ class Updates:
         self.optimizers = dict(optimizers)
         self.clipping = clipping
         self.sums: GradientSums | None = None
+        self.keep_gradients = False
         self.norms: dict[str, Tensor] = {}
 
     def norm_name(self, optimizer: str) -> str:
@@ -74,7 +76,8 @@ class Updates:
         if norm is not None:
             self.norms[self._name_of(optimizer)] = norm
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        if not self.keep_gradients:
+            optimizer.zero_grad(set_to_none=True)
 
     def _name_of(self, optimizer: Optimizer) -> str:
         for name, known in self.optimizers.items():
