@@ -58,6 +58,7 @@ LAYERS = (
             "xlatrainer.backend.device_module",
         )
     ),
+    Layer(("xlatrainer.backend.closures", "xlatrainer.backend.memory")),
     Layer(
         (
             "xlatrainer.backend.recorder",

@@ -12,6 +12,7 @@ import xlatrainer
 PUBLIC_NAMES = {
     "Trainer",
     "__version__",
+    "add_step_closure",
     "callbacks",
     "compile",
     "counters",

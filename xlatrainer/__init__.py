@@ -7,6 +7,7 @@ history = xla.Trainer(model, optimizer="adam", metrics=["accuracy"]).fit(loader,
 from xlatrainer import callbacks, data, debug, metrics, strategies
 from xlatrainer.backend import counters
 from xlatrainer.backend.capture import compile
+from xlatrainer.backend.closures import add_step_closure
 from xlatrainer.backend.device import (
     device,
     device_count,
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Trainer",
     "__version__",
+    "add_step_closure",
     "callbacks",
     "compile",
     "counters",

@@ -62,6 +62,9 @@ SETTINGS: dict[str, Setting] = {
         "whether glibc keeps freed memory for the next step if XLA runs on the CPU; read at the device's first use",
         ("on", "off"),
     ),
+    "max_async_closures": Setting(
+        "XLA_MAX_ASYNC_QUEUE", 100, "asynchronous step closures that may wait before a step waits for them"
+    ),
     "max_pending_nodes": Setting(
         "XLATRAINER_MAX_PENDING_NODES", 2000, "nodes after which the next host-to-device copy ends the trace"
     ),

@@ -6,12 +6,21 @@
     ├── ExecutionError       a compiled program failed while it ran
     ├── LostValueError       a tensor whose program failed was read
     ├── ForkedProcessError   the device was touched in a forked child
-    └── CacheError           a file of the cache of compiled programs cannot be used
+    ├── CacheError           a file of the cache of compiled programs cannot be used
+    └── CheckpointError      a checkpoint is damaged, or could not be written
 
 Wrong arguments raise `ValueError` and `TypeError`, and operators raise what CPU torch raises.
 """
 
-__all__ = ["CacheError", "CompileError", "ExecutionError", "ForkedProcessError", "LostValueError", "LoweringError"]
+__all__ = [
+    "CacheError",
+    "CheckpointError",
+    "CompileError",
+    "ExecutionError",
+    "ForkedProcessError",
+    "LostValueError",
+    "LoweringError",
+]
 
 
 class LoweringError(RuntimeError):
@@ -36,3 +45,7 @@ class ForkedProcessError(RuntimeError):
 
 class CacheError(RuntimeError):
     """A file of the cache of compiled programs is damaged. Never seen by a user: the program is compiled anew."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint is damaged, or could not be written; the message names the file and says what is left."""

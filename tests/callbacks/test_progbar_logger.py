@@ -1,7 +1,7 @@
 """What is shown, and that showing it never waits for the device while batches run."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, MutableMapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_other_levels_are_refused(verbose: Any) -> None:
         resolve_verbose(verbose)
 
 
-class DeviceLogs(Mapping[str, float]):
+class DeviceLogs(MutableMapping[str, float]):
     """Logs that fail the test if they are read while they are not ready."""
 
     def __init__(self, value: float, is_ready: bool) -> None:
@@ -81,6 +81,12 @@ class DeviceLogs(Mapping[str, float]):
     def __getitem__(self, name: str) -> float:
         assert self.is_ready, "the bar waited for the device"
         return self.value
+
+    def __setitem__(self, name: str, value: float) -> None:
+        raise AssertionError("the bar changed the logs")
+
+    def __delitem__(self, name: str) -> None:
+        raise AssertionError("the bar changed the logs")
 
     def __iter__(self) -> Iterator[str]:
         return iter(["loss"])

@@ -278,8 +278,8 @@ def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], mess
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([torch.zeros(4, 8)], r"a batch must be \(inputs, targets\).*got a tensor of shape \(4, 8\)"),
-        ([(torch.zeros(4, 8), torch.zeros(4, 8), torch.zeros(4))], r"got a tuple of 3 items \(several inputs"),
+        ([(torch.zeros(4, 8),) * 4], r"a batch must be \(inputs, targets\).*got a tuple of 4 items \(several inputs"),
+        ([(torch.zeros(4, 8), torch.zeros(4, 8), torch.zeros(4).long())], r"got int64 of shape \(4,\).*several inputs"),
         (torch.zeros(4, 8), r"data must be a DataLoader.*got tensor of shape \(4, 8\).*TensorDataset\(x, y\)"),
         ((torch.zeros(4, 8), torch.zeros(4)), r"got a tuple of tensor of shape \(4, 8\), tensor of shape \(4,\)"),
         ((np.zeros(2), np.zeros(2)), r"got a tuple of array of shape"),

@@ -36,6 +36,7 @@ __all__ = [
     "create_tensor",
     "function_transforms_active",
     "has_kernel",
+    "has_lasting_workers",
     "load_executable",
     "register_backend",
     "register_compiler",
@@ -284,3 +285,8 @@ def bare_step(optimizer: Any) -> None:
     """`optimizer.step()` without the hooks that are set for all optimizers and the profiler's record."""
     step = type(optimizer).step
     getattr(step, "__wrapped__", step)(optimizer)
+
+
+def has_lasting_workers(loader: Any) -> bool:
+    """Whether a DataLoader with `persistent_workers=True` has started its workers; no public name tells."""
+    return loader._iterator is not None

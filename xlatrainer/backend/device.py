@@ -5,7 +5,7 @@ May import: everything in backend.
 
 import torch
 
-from xlatrainer.backend import counters, runtime
+from xlatrainer.backend import closures, counters, runtime
 from xlatrainer.backend.executor import run_pending
 from xlatrainer.backend.executor import wait as wait_for_device
 from xlatrainer.backend.random import manual_seed
@@ -43,15 +43,20 @@ def device_count() -> int:
 
 
 def sync(wait: bool = False) -> None:
-    """End the step: run everything recorded so far as one program.
+    """End the step: run everything recorded so far as one program, then the closures of `add_step_closure`.
 
     Args:
         wait: also wait until the results are there. By default Python goes on, and only a read waits.
 
-    With nothing pending it does nothing.
+    With nothing pending it runs no program.
+
+    Raises:
+        Exception: what failed in a step closure.
     """
     counters.add("MarkStep")
+    step_closures = closures.take()
     run_pending()
+    closures.run(step_closures)
     if wait:
         wait_device_ops()
 

@@ -7,7 +7,7 @@ May import: jax, torch, numpy, host_memory, dtypes, config, counters, measuremen
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,16 @@ from xlatrainer.backend import counters, measurements
 from xlatrainer.backend.dtypes import from_numpy, to_numpy
 from xlatrainer.backend.host_memory import keep_freed_memory
 
-__all__ = ["compiler_options", "default_device", "local_devices", "to_device", "to_host", "undisturbed", "x64"]
+__all__ = [
+    "compiler_options",
+    "copies",
+    "default_device",
+    "local_devices",
+    "to_device",
+    "to_host",
+    "undisturbed",
+    "x64",
+]
 
 _PLATFORMS = {"": None, "CPU": "cpu", "GPU": "gpu", "CUDA": "gpu", "TPU": "tpu"}
 
@@ -115,6 +124,12 @@ def undisturbed() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def copies(buffers: Sequence[Any]) -> list[Any]:
+    """Copies of device arrays on the device, which may still be being made; compiles nothing."""
+    with x64():
+        return list(jax.device_put(list(buffers), default_device(), may_alias=False))
 
 
 def to_host(buffer: Any) -> torch.Tensor:

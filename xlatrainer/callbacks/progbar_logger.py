@@ -9,14 +9,13 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
 
 from xlatrainer.callbacks.callback import Callback, LogValues, MaybeReady
 
-__all__ = ["ProgbarLogger", "resolve_verbose"]
+__all__ = ["ProgbarLogger", "ProgressBar", "resolve_verbose"]
 
 _SECONDS_BETWEEN_REFRESHES = 0.25
 _LOGS_KEPT = 32
@@ -98,7 +97,7 @@ class ProgbarLogger(Callback):
     def _begin(self) -> None:
         self._start = self._last_refresh = time.perf_counter()
         self._recent: deque[LogValues] = deque(maxlen=_LOGS_KEPT)
-        self._shown: Mapping[str, float] = {}
+        self._shown: LogValues = {}
         self._batches = 0
         if self.params["verbose"] == 1:
             self._bar = _Bar(self._title, self.params["steps"])
@@ -140,6 +139,9 @@ class ProgbarLogger(Callback):
             self._bar = None
         else:
             print(" - ".join(part for part in (self._title, f"{seconds:.1f}s", text) if part), flush=True)
+
+
+ProgressBar = ProgbarLogger
 
 
 class _Bar:

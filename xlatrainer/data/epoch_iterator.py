@@ -1,15 +1,16 @@
 """`EpochIterator`: the numbered batches of one epoch after another.
 
-Owns `data` (what is gone through) and the rule for data that runs dry. The arguments of `fit` belong elsewhere:
-`epochs` and `validation_data` to the Trainer, the batch size and the order to `data` itself.
+Owns `data` (what is gone through), the place reached in it, and the rule for data that runs dry. The arguments of `fit`
+belong elsewhere: `epochs` and `validation_data` to the Trainer, the batch size and the order to `data` itself.
 """
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from xlatrainer.data.adapters import as_batches, is_one_shot
+from xlatrainer.data.position import ResumableBatches, set_epoch
 
 __all__ = ["EpochIterator", "grouped"]
 
@@ -37,6 +38,8 @@ class EpochIterator:
 
     def __init__(self, data: Any, *, argument: str = "data", epochs: int = 1) -> None:
         self._batches = as_batches(data, argument=argument)
+        self._position = ResumableBatches(self._batches)
+        self._first = 0
         self._argument = argument
         if epochs > 1 and is_one_shot(self._batches):
             raise ValueError(
@@ -50,12 +53,30 @@ class EpochIterator:
         return _length(self._batches)
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """The batches of one epoch with their indices, from 0."""
-        index = -1
-        for index, batch in enumerate(self._batches):
+        """The batches of one epoch with their indices, from 0; the first time after `load_state_dict` those left."""
+        first, self._first = self._first, 0
+        index = first - 1
+        for index, batch in enumerate(self._position, first):
             yield index, batch
         if index < 0:
             raise ValueError(f"{self._argument} ({type(self._batches).__name__}) yielded no batch. {self._why_empty()}")
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Tell the loader, its samplers and its dataset the number of the epoch, where they have `set_epoch`."""
+        set_epoch(self._batches, epoch)
+
+    def state_dict(self, done: int | None) -> dict[str, Any]:
+        """Where in the data a training is, with the random states that its order depends on: see `ResumableBatches`.
+
+        Args:
+            done: How many batches of the epoch that is going on are done; None between two epochs.
+        """
+        return {"done": done or 0, "iterator": self._position.state_dict(between=done is None)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` says at the next iteration; sets the random states."""
+        self._first = state["done"]
+        self._position.load_state_dict(state["iterator"])
 
     def _why_empty(self) -> str:
         if is_one_shot(self._batches):

@@ -23,8 +23,14 @@ class Step(Protocol):
     def __call__(self, *args: Any) -> Any:
         """Make a step; returns the function's result."""
 
-    def many(self, batches: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Make a step with each of these tuples of arguments, in one program where that can be."""
+    def many(self, batches: Sequence[tuple[Any, ...]], before_each: Callable[[int], None] | None = None) -> list[Any]:
+        """Make a step with each of these tuples of arguments, in one program where that can be.
+
+        Args:
+            batches: The arguments of each step.
+            before_each: Called with the number of each step before its numbers are taken, perhaps more than once: sets
+                the hyperparameters of optimizers. Default None.
+        """
 
 
 class _PlainStep:
@@ -39,8 +45,13 @@ class _PlainStep:
         self._end()
         return result
 
-    def many(self, batches: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return [self(*args) for args in batches]
+    def many(self, batches: Sequence[tuple[Any, ...]], before_each: Callable[[int], None] | None = None) -> list[Any]:
+        results = []
+        for index, args in enumerate(batches):
+            if before_each is not None:
+                before_each(index)
+            results.append(self(*args))
+        return results
 
 
 class Strategy(ABC):
@@ -93,3 +104,12 @@ class Strategy(ABC):
     @abstractmethod
     def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Copies of `tensors` on the CPU, made together. Waits until they are computed."""
+
+    @abstractmethod
+    def hold(self, tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """Keep what `tensors` hold now, while later steps change them. Waits for nothing.
+
+        Returns:
+            A function that gives copies on the CPU, waits until they are computed, and may be called once, from any
+            thread.
+        """

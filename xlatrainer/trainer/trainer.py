@@ -1,42 +1,43 @@
 """`Trainer`: fit, evaluate and predict with a PyTorch model.
 
-Owns the loops and the order of the hooks, and no more: what a step does is in `steps`, how values are read in `logs`,
-where things live in the strategy.
+A table of contents: the loops are in `loops`, what a step records in `stepper`, what happens to gradients in `updates`,
+what the data arguments mean in `inputs`, where things live in the strategy.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from xlatrainer.callbacks.callback import Callback
-from xlatrainer.callbacks.callback_list import CallbackList
+from xlatrainer.callbacks.callback_list import CallbackList, stateful_callbacks
 from xlatrainer.callbacks.history import History
 from xlatrainer.callbacks.progbar_logger import ProgbarLogger, resolve_verbose
-from xlatrainer.data.adapters import rows_as_batches
-from xlatrainer.data.epoch_iterator import EpochIterator, grouped
-from xlatrainer.metrics.mean import Mean
+from xlatrainer.data.epoch_iterator import EpochIterator
 from xlatrainer.metrics.registry import MetricSpec, resolve_metrics
 from xlatrainer.strategies.registry import resolve_strategy
 from xlatrainer.strategies.strategy import Strategy
 from xlatrainer.trainer.checkpoint import collect_state, read_checkpoint, restore_state, write_checkpoint
+from xlatrainer.trainer.clipping import Clipping
+from xlatrainer.trainer.inputs import batches_to_evaluate, batches_to_predict, batches_to_train
 from xlatrainer.trainer.logs import Logs
+from xlatrainer.trainer.loops import FitPlan, evaluate_loop, fit_loop, predict_loop
 from xlatrainer.trainer.losses import LossSpec, binary_threshold, resolve_loss
 from xlatrainer.trainer.modes import evaluating, training
 from xlatrainer.trainer.optimizer_state import initialize_state
-from xlatrainer.trainer.optimizers import OptimizerSpec, parameter_names, rebind_optimizer, resolve_optimizer
-from xlatrainer.trainer.predictions import Predictions
-from xlatrainer.trainer.steps import Outcome, eval_step, predict_step, split_batch, train_step
+from xlatrainer.trainer.optimizers import OptimizerSpec, parameter_names, resolve_optimizers
+from xlatrainer.trainer.schedules import SchedulerSpec, Schedules
+from xlatrainer.trainer.stepper import Stepper
+from xlatrainer.trainer.steps import eval_step, model_step, predict_step
+from xlatrainer.trainer.updates import Updates
 
 __all__ = ["Trainer"]
 
-_ROWS_IN_A_PREDICT_BATCH = 32
-
 _T = TypeVar("_T", bound=Callback)
+_V = TypeVar("_V")
 
 
 class Trainer:
@@ -50,7 +51,8 @@ class Trainer:
         model: Any module.
         optimizer: A name in any case ("sgd", "adam", "adamw", "rmsprop", ...), a class of `torch.optim`, a function of
             the parameters, or an optimizer of `model`'s parameters, whose param groups and state are kept. Default
-            "adamw" with PyTorch's own settings (a learning rate of 0.001, a weight decay of 0.01).
+            "adamw" with PyTorch's own settings (a learning rate of 0.001, a weight decay of 0.01). A dict of optimizers
+            of parts of the model is for a `training_step` of your own, see there.
         loss: A name ("cross_entropy", "nll", "mse", "mae", "huber", "smooth_l1", "bce", "bce_with_logits"), or a
             function or module (prediction, target) -> tensor of shape (), the mean over the batch. Default None: the
             `.loss` of the model's output if it has one, cross-entropy for integer targets, mean squared error for float
@@ -62,10 +64,26 @@ class Trainer:
         learning_rate: The optimizer's `lr`, unless the optimizer is an instance. Default None, the optimizer's own.
         steps_per_execution: Training steps in one program, as in Keras: callbacks see the first batch of each such
             group begin and the last one end. Worth it where a step takes less than a few milliseconds. Default 1.
+        gradient_accumulation_steps: Batches whose gradients are summed up for one update, which is that of one big
+            batch of all their rows (batch norm aside, which sees each batch on its own). Hooks are called for every
+            batch, `step` counts updates. A group that an epoch's end cuts short is applied by its own size. Default 1.
+        accumulate_grad_batches: Lightning's name for it.
+        global_clipnorm: The largest norm of all gradients together, as `torch.nn.utils.clip_grad_norm_`; the norm
+            before is in the logs as "grad_norm", the mean over the epoch's updates. Default None, no clipping.
+        clipnorm: The largest norm of each parameter's gradient on its own, as in Keras. Default None.
+        clipvalue: The largest absolute value of a gradient's element. Default None. At most one of the three.
+        scheduler: A `torch.optim.lr_scheduler` object of the optimizer, a function of the optimizer that makes one, a
+            list of these, or a dict of them by the names of several optimizers. The epoch's "learning_rate" is then in
+            the logs. Nothing is compiled for a new learning rate. Default None.
+        scheduler_interval: "step", after each update, or "epoch". Default None: "step" for `OneCycleLR`, `CyclicLR` and
+            `xlatrainer.trainer.WarmupCosineLR`, "epoch" for others; `ReduceLROnPlateau` always has "epoch".
+        scheduler_monitor: What `ReduceLROnPlateau` looks at; default None, "val_loss" or without validation "loss".
 
     Attributes:
         model: The model, on the device.
         optimizer: The optimizer. Its param groups may be changed at any time; a new learning rate compiles nothing.
+        optimizers: All optimizers by name: `{"optimizer": optimizer}`, or the dict that was given, on the device.
+        learning_rate: The current one, of the first param group of `optimizer`.
         epoch: Epochs completed; `step`: updates made; `num_examples`: examples trained on. All are saved and loaded.
         stop_training: Set it to True (from a callback, say) to end `fit` after the current batch.
 
@@ -82,7 +100,7 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: OptimizerSpec = "adamw",
+        optimizer: OptimizerSpec | Mapping[str, Optimizer] = "adamw",
         loss: LossSpec = None,
         metrics: Sequence[MetricSpec] = (),
         callbacks: Sequence[Callback] = (),
@@ -90,52 +108,63 @@ class Trainer:
         *,
         learning_rate: float | None = None,
         steps_per_execution: int = 1,
+        gradient_accumulation_steps: int | None = None,
+        accumulate_grad_batches: int | None = None,
+        global_clipnorm: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        scheduler: SchedulerSpec = None,
+        scheduler_interval: str | None = None,
+        scheduler_monitor: str | None = None,
     ) -> None:
+        before = frozenset(vars(self))
         if steps_per_execution < 1:
             raise ValueError(f"steps_per_execution must be at least 1, got {steps_per_execution}")
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module object, got {model!r}")
-        if isinstance(optimizer, Optimizer) and learning_rate is not None:
-            raise ValueError("learning_rate is for an optimizer given by name, class or function; this one has its own")
-        self._loss_function = resolve_loss(loss)
-        self._metrics = resolve_metrics(metrics, threshold=binary_threshold(loss))
+        loss_function = resolve_loss(loss)
+        resolved_metrics = resolve_metrics(metrics, threshold=binary_threshold(loss))
         self.strategy = resolve_strategy(strategy)
         names = parameter_names(model)
         self.model = self.strategy.setup(model)
-        self.optimizer = (
-            rebind_optimizer(optimizer, names, self.model)
-            if isinstance(optimizer, Optimizer)
-            else resolve_optimizer(optimizer, self.model.parameters(), learning_rate)
-        )
+        self.optimizers = resolve_optimizers(optimizer, names, self.model, learning_rate)
+        self.schedules = Schedules(scheduler, self.optimizers, scheduler_interval, scheduler_monitor)
         if isinstance(loss, nn.Module):
             loss.to(self.strategy.device)
-        self._loss_mean = Mean("loss")
-        for metric in [self._loss_mean, *self._metrics]:
+        for metric in resolved_metrics:
             metric.to(self.strategy.device)
-        state = {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "loss": self._loss_function,
-            "metrics": [self._loss_mean, *self._metrics],
-        }
-        self._training = self.strategy.compiled(self._record_training, state, "the training step")
-        self._testing = self.strategy.compiled(self._record_test, state, "the evaluation step")
+        updates = Updates(self.optimizers, Clipping(global_clipnorm, clipnorm, clipvalue))
+        self.stepper = Stepper(self, loss_function, resolved_metrics, updates)
+        self.gradient_accumulation_steps = _one_name(
+            1, gradient_accumulation_steps=gradient_accumulation_steps, accumulate_grad_batches=accumulate_grad_batches
+        )
         self.steps_per_execution = steps_per_execution
         self.callbacks = list(callbacks)
-        self.epoch = 0
-        self.step = 0
-        self.num_examples = 0
         self.stop_training = False
+        self._hooks = CallbackList((), self, {})
+        self._counters = {"epoch": 0, "step": 0, "num_examples": 0}
+        self.stepper.user_state.exclude(frozenset(vars(self)) - before)
 
     def fit(
         self,
-        data: Iterable[Any],
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
         epochs: int = 1,
-        *,
-        validation_data: Iterable[Any] | None = None,
-        callbacks: Sequence[Callback] = (),
         verbose: str | int = "auto",
+        callbacks: Sequence[Callback] = (),
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool = True,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
         initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | Sequence[int] = 1,
+        *,
+        max_steps: int | None = None,
     ) -> History:
         """Train for some epochs.
 
@@ -146,87 +175,86 @@ class Trainer:
         epoch's loss and metrics are those of all examples.
 
         Args:
-            data: A DataLoader, a list of batches, or any other iterable of batches, gone through once an epoch. An
+            x: A DataLoader, a list of batches, or any other iterable of batches, gone through once an epoch. An
                 iterator that cannot start anew (a generator) does for one epoch.
             epochs: The number of the last epoch, as in Keras: `epochs - initial_epoch` are trained. Default 1.
-            validation_data: Batches to evaluate after each epoch; their values get `val_` names. Default None.
-            callbacks: Further callbacks, for this call.
             verbose: 0 silent, 1 a progress bar, 2 one line an epoch. Default "auto": 1 in a terminal, otherwise 2.
+            callbacks: Further callbacks, for this call.
+            validation_data: Batches to evaluate after each epoch; their values get `val_` names. Default None.
             initial_epoch: Epochs to leave out, for a training that goes on: `trainer.epoch` after a `load`. Default 0.
+            validation_freq: Validate after every so many epochs, or a list of the epochs, counted from 1, to validate
+                after. Default 1.
+            max_steps: End when `trainer.step` has come to this number, at the latest. Default None, no such end.
 
         Returns:
             The `History`: `history.history["loss"]` has one value an epoch, each weighted by examples.
 
         Raises:
-            TypeError: If `data` does not yield batches, or a batch is not (inputs, targets).
+            TypeError: If `x` does not yield batches, or a batch is not (inputs, targets).
             ValueError: If there is no batch to train on, or no default loss fits.
         """
         if epochs < 1 or initial_epoch < 0:
             raise ValueError(
                 f"epochs must be at least 1 and initial_epoch at least 0, got {epochs} and {initial_epoch}"
             )
-        num_epochs = epochs - initial_epoch
-        batches = EpochIterator(data, argument="data", epochs=num_epochs)
-        validation = None
-        if validation_data is not None:
-            validation = EpochIterator(validation_data, argument="validation_data", epochs=num_epochs)
+        batches, validation = batches_to_train(
+            x,
+            y,
+            epochs=epochs - initial_epoch,
+            validation_data=validation_data,
+        )
         history = _find(History, [*self.callbacks, *callbacks])
         if history is None:
             history = History()
             callbacks = [*callbacks, history]
-        hooks = self._hooks(callbacks, verbose, epochs, batches)
-        initialize_state(self.optimizer)
-        self.strategy.end_step()
-        self.stop_training = False
-        logs = Logs({}, self.strategy)
-        hooks.call("on_train_begin")
-        with self.strategy.loop(), training(self.model):
-            for epoch in range(initial_epoch, epochs):
-                hooks.call("on_epoch_begin", epoch)
-                logs = self._train_epoch(batches, hooks)
-                if validation is not None:
-                    logs = logs.with_validation(self._evaluate(validation, hooks))
-                self.epoch = epoch + 1
-                hooks.call("on_epoch_end", epoch, logs=logs)
-                if self.stop_training:
-                    break
-        hooks.call("on_train_end", logs=logs)
+        hooks = self._hooks = self._begin(callbacks, verbose, epochs, batches)
+        self._begin_training()
+        with hooks.guarded():
+            fit_loop(self, FitPlan(batches, validation, initial_epoch, epochs, validation_freq, max_steps), hooks)
         return history
 
     def evaluate(
-        self, data: Iterable[Any], *, callbacks: Sequence[Callback] = (), verbose: str | int = "auto"
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: str | int = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> dict[str, float]:
-        """The loss and the metrics over `data`, in eval mode.
+        """The loss and the metrics over `x`, in eval mode.
 
         Args:
-            data: As for `fit`.
-            callbacks: Further callbacks, for this call.
+            x: As for `fit`.
             verbose: As for `fit`.
+            callbacks: Further callbacks, for this call.
 
         Returns:
             The values by name: "loss" and the metrics, over all examples alike.
         """
-        batches = EpochIterator(data)
-        hooks = self._hooks(callbacks, verbose, 1, batches)
+        batches = batches_to_evaluate(x, y)
+        hooks = self._begin(callbacks, verbose, 1, batches)
         self.strategy.end_step()
-        return dict(self._evaluate(batches, hooks))
+        with hooks.guarded():
+            return dict(evaluate_loop(self, batches, hooks))
 
     def predict(
         self,
-        data: Iterable[Any] | Tensor | np.ndarray[Any, Any],
-        *,
+        x: Any,
         batch_size: int | None = None,
-        callbacks: Sequence[Callback] = (),
         verbose: str | int = "auto",
+        steps: int | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> Any:
-        """The model's outputs for `data`, in eval mode and without gradients.
+        """The model's outputs for `x`, in eval mode and without gradients.
 
         Args:
-            data: A tensor or array of inputs, shape (rows, ...), or batches as for `fit`; these may be of inputs alone
+            x: A tensor or array of inputs, shape (rows, ...), or batches as for `fit`; these may be of inputs alone
                 if those are tensors or dicts. Targets are left unused.
             batch_size: Rows a batch, only for a tensor or array. Default None, which means 32.
-            callbacks: Further callbacks, for this call.
             verbose: As for `fit`.
+            callbacks: Further callbacks, for this call.
 
         Returns:
             The outputs on the CPU, those of all batches concatenated in order; the `.logits` of outputs that have them.
@@ -235,27 +263,181 @@ class Trainer:
         Raises:
             ValueError: If `batch_size` is given with batches.
         """
-        if isinstance(data, Tensor | np.ndarray):
-            rows = rows_as_batches(data, _ROWS_IN_A_PREDICT_BATCH if batch_size is None else batch_size)
-            batches = EpochIterator(list(rows))
-        elif batch_size is not None:
-            raise ValueError("batch_size is for a tensor or array; the data given comes in batches already")
-        else:
-            batches = EpochIterator(data)
-        hooks = self._hooks(callbacks, verbose, 1, batches)
-        predictions = Predictions(self.strategy)
+        batches = batches_to_predict(x, batch_size)
+        hooks = self._begin(callbacks, verbose, 1, batches)
         self.strategy.end_step()
-        hooks.call("on_predict_begin")
+        with hooks.guarded():
+            return predict_loop(self, batches, hooks)
+
+    def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> Logs:
+        """Train on one batch: the same program as in `fit`, without callbacks.
+
+        Args:
+            x, y: The inputs and targets of the batch; or all of it in `x`, as `fit` takes it.
+
+        Returns:
+            The loss and the metrics of this batch alone; reading a value waits for the device.
+        """
+        self._begin_training()
+        self.stepper.begin("train")
+        with self.strategy.loop(), training(self.model):
+            return self.stepper.train([_one_batch(x, y, sample_weight)])
+
+    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> Logs:
+        """The loss and the metrics of one batch, in eval mode; arguments and result as for `train_on_batch`."""
+        self.strategy.end_step()
+        self.stepper.begin("test")
         with self.strategy.loop(), evaluating(self.model), torch.no_grad():
-            for index, batch in batches:
-                hooks.call("on_predict_batch_begin", index)
-                inputs = batch if isinstance(batch, Tensor | np.ndarray) else split_batch(batch)[0]
-                output = predict_step(self.model, self.strategy.to_device(inputs))
-                self.strategy.end_step()
-                predictions.add(output)
-                hooks.call("on_predict_batch_end", index)
-        hooks.call("on_predict_end")
-        return predictions.concatenated()
+            return self.stepper.test(_one_batch(x, y, sample_weight))
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """The model's outputs for one batch of inputs, in eval mode: tensors on the device, nested as it returns them.
+
+        Args:
+            x: Inputs, or (inputs, targets).
+        """
+        self.strategy.end_step()
+        with self.strategy.loop(), evaluating(self.model), torch.no_grad():
+            return self.stepper.predict(x)
+
+    # What a step does: to be overridden here, or to be defined by the model.
+
+    def training_step(self, batch: Any) -> Any:
+        """A batch's loss, from which `fit` makes an update; the model's own `training_step` if it has one.
+
+        Override it here, or define `training_step(self, batch)` or `(self, batch, trainer)` in the model, to train in
+        another way. It is recorded as a part of one program and then runs no more: it must not read a value.
+
+        Args:
+            batch: On the device.
+
+        Returns:
+            One of: a loss of shape (); a dict with "loss", with "prediction" and "target" if there are metrics, and
+            with further values of shape () to log; the model's output, if it has a `.loss`; None, if the step has made
+            its updates itself (`minimize`).
+
+        Example:
+            >>> class Distance(Trainer):
+            ...     def training_step(self, batch):
+            ...         inputs, targets = batch
+            ...         distance = (self.model(inputs) - targets).abs()
+            ...         self.log("largest", distance.max())
+            ...         return distance.mean()
+        """
+        step = model_step(self.model, "training_step", self)
+        return eval_step(self.model, self.stepper.loss_function, batch) if step is None else step(batch)
+
+    def validation_step(self, batch: Any) -> Any:
+        """A batch's loss and predictions in `evaluate`; override or define it as `training_step`, with its results."""
+        step = model_step(self.model, "validation_step", self)
+        return eval_step(self.model, self.stepper.loss_function, batch) if step is None else step(batch)
+
+    def predict_step(self, batch: Any) -> Any:
+        """What `predict` returns for the inputs of a batch; override or define it as `training_step`."""
+        step = model_step(self.model, "predict_step", self)
+        return predict_step(self.model, batch) if step is None else step(batch)
+
+    def minimize(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
+        """Within a `training_step` that returns None: the backward pass of `loss` and an update.
+
+        Args:
+            loss: Shape ().
+            optimizer: Whose parameters are changed, and no others; default None, the only one.
+        """
+        self.stepper.updates.minimize(loss, self.optimizer if optimizer is None else optimizer)
+
+    def log(self, name: str, value: Tensor | float) -> None:
+        """Within a step: report `value` under `name`, as its mean over the examples of the epoch so far.
+
+        Nothing is read: a value stays on the device until somebody looks at it.
+
+        Args:
+            name: Not that of a metric; a validation's values get `val_` before theirs, as always.
+            value: Shape (), or a number.
+
+        Raises:
+            RuntimeError: Outside of a step.
+        """
+        self.stepper.log(name, value)
+
+    def stop(self) -> None:
+        """End `fit` after the current batch, its epoch's validation and hooks: sets `stop_training`."""
+        self.stop_training = True
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return next(iter(self.optimizers.values()))
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Batches for one update; may be set between updates, at the start of an epoch say."""
+        return self.stepper.accumulation.steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, steps: int) -> None:
+        self.stepper.set_accumulation(steps)
+
+    @property
+    def keep_gradients(self) -> bool:
+        """Whether each parameter's `.grad`, clipped, stays from one update to the next; default False, to save memory.
+
+        Setting it ends the steps that were replayed: do so before `fit` or in `on_train_begin`.
+        """
+        return self.stepper.updates.keep_gradients
+
+    @keep_gradients.setter
+    def keep_gradients(self, value: bool) -> None:
+        self.stepper.updates.keep_gradients = value
+        if not value:
+            for optimizer in self.optimizers.values():
+                optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def epoch(self) -> int:
+        return self._counter("epoch")
+
+    @epoch.setter
+    def epoch(self, value: int) -> None:
+        self._counters["epoch"] = value
+
+    @property
+    def step(self) -> int:
+        return self._counter("step")
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._counters["step"] = value
+
+    @property
+    def num_examples(self) -> int:
+        return self._counter("num_examples")
+
+    @num_examples.setter
+    def num_examples(self, value: int) -> None:
+        self._counters["num_examples"] = value
+
+    def stateful_parts(self) -> dict[str, Any]:
+        """All that a training goes on from besides the model and the counters, by name, with the same names each time.
+
+        Each has a `state_dict()` and a `load_state_dict(state)`: the optimizer ("optimizer", or "optimizer.NAME" of
+        several), the schedulers ("scheduler", or "scheduler.0" and so on), the gradients of a group that is not whole
+        yet ("accumulation"), and the callbacks that have a state ("callback.EarlyStopping"), of the latest `fit` if
+        there was one.
+        """
+        several = len(self.optimizers) > 1
+        parts: dict[str, Any] = {
+            f"optimizer.{name}" if several else "optimizer": optimizer for name, optimizer in self.optimizers.items()
+        }
+        parts.update(self.schedules.stateful_parts())
+        if self.gradient_accumulation_steps > 1:
+            parts["accumulation"] = self.stepper.accumulation
+        callbacks = self._hooks.callbacks or self.callbacks
+        parts.update((f"callback.{name}", value) for name, value in stateful_callbacks(callbacks).items())
+        return parts
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the whole state: model, optimizer, and the counters `epoch`, `step` and `num_examples`.
@@ -288,61 +470,17 @@ class Trainer:
         self.strategy.end_step()
         self.epoch, self.step, self.num_examples = (counters[name] for name in ("epoch", "step", "num_examples"))
 
-    def _train_epoch(self, batches: EpochIterator, hooks: CallbackList) -> Logs:
-        self._reset_metrics()
-        logs = Logs({}, self.strategy)
-        for group in grouped(batches, self.steps_per_execution):
-            hooks.call("on_train_batch_begin", group[0][0])
-            logs = self._train_batches([batch for _, batch in group])
-            hooks.call("on_train_batch_end", group[-1][0], logs=logs)
-            if self.stop_training:
-                break
-        return logs
+    def _counter(self, name: str) -> int:
+        if self.stepper.user_state.recording:
+            self.stepper.user_state.read.add(name)
+        return self._counters[name]
 
-    def _evaluate(self, batches: EpochIterator, hooks: CallbackList) -> Logs:
-        self._reset_metrics()
-        logs = Logs({}, self.strategy)
-        hooks.call("on_test_begin")
-        with self.strategy.loop(), evaluating(self.model), torch.no_grad():
-            for index, batch in batches:
-                hooks.call("on_test_batch_begin", index)
-                logs = self._test_batch(batch)
-                hooks.call("on_test_batch_end", index, logs=logs)
-        hooks.call("on_test_end", logs=logs)
-        return logs
+    def _begin_training(self) -> None:
+        for optimizer in self.optimizers.values():
+            initialize_state(optimizer)
+        self.strategy.end_step()
 
-    # What a step computes and nobody needs (a prediction, the graph of the loss) must be gone when it ends, or it would
-    # be an output of its program: each step is recorded in a function of its own.
-
-    def _train_batches(self, batches: list[Any]) -> Logs:
-        placed = [(self.strategy.to_device(batch),) for batch in batches]
-        results = [self._training(*placed[0])] if len(placed) == 1 else self._training.many(placed)
-        self.step += len(results)
-        self.num_examples += sum(num_examples for _, num_examples in results)
-        return Logs(results[-1][0], self.strategy)
-
-    def _record_training(self, batch: Any) -> tuple[dict[str, Tensor], int]:
-        outcome = train_step(self.model, self.optimizer, self._loss_function, batch)
-        return self._record_metrics(outcome), outcome.num_examples
-
-    def _test_batch(self, batch: Any) -> Logs:
-        return Logs(self._testing(self.strategy.to_device(batch)), self.strategy)
-
-    def _record_test(self, batch: Any) -> dict[str, Tensor]:
-        return self._record_metrics(eval_step(self.model, self._loss_function, batch))
-
-    @torch.no_grad()
-    def _record_metrics(self, outcome: Outcome) -> dict[str, Tensor]:
-        self._loss_mean.update(outcome.loss, outcome.num_examples)
-        for metric in self._metrics:
-            metric.update(outcome.prediction, outcome.target)
-        return {metric.name: metric.compute() for metric in [self._loss_mean, *self._metrics]}
-
-    def _reset_metrics(self) -> None:
-        for metric in [self._loss_mean, *self._metrics]:
-            metric.reset()
-
-    def _hooks(
+    def _begin(
         self, callbacks: Sequence[Callback], verbose: str | int, epochs: int, batches: EpochIterator
     ) -> CallbackList:
         """The callbacks of a call: the Trainer's, the call's own, and the progress display if it is not silent."""
@@ -351,6 +489,24 @@ class Trainer:
         if level and not _find(ProgbarLogger, given):
             given.append(ProgbarLogger())
         return CallbackList(given, self, {"epochs": epochs, "steps": batches.num_batches, "verbose": level})
+
+
+def _one_name(default: _V, **given: _V | None) -> _V:
+    """The value of an argument that has several names.
+
+    Raises:
+        ValueError: If more than one of them is given.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    if len(values) > 1:
+        raise ValueError(f"{' and '.join(values)} are names of the same argument; give one of them")
+    return next(iter(values.values()), default)
+
+
+def _one_batch(x: Any, y: Any, sample_weight: Any) -> Any:
+    if sample_weight is not None:
+        return x, y, sample_weight
+    return x if y is None else (x, y)
 
 
 def _find(kind: type[_T], callbacks: Sequence[Callback]) -> _T | None:

@@ -3,7 +3,7 @@
 May import: plan, observation, optimizers, executor, program, runtime, tensor, state, ir.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -58,12 +58,21 @@ class Series:
         self._given = sorted(set(range(len(program.outputs))) - {output for _, output in self._carried})
         self._run: Any = None
 
-    def run(self, batches: Sequence[list[torch.Tensor]], shadows: dict[int, Shadow]) -> list[Any]:
-        """Run the steps; returns what each would have returned."""
+    def run(
+        self,
+        batches: Sequence[list[torch.Tensor]],
+        shadows: dict[int, Shadow],
+        before_each: Callable[[int], None] | None = None,
+    ) -> list[Any]:
+        """Run the steps; returns what each would have returned. `before_each` is called before a step's numbers."""
         plan, program = self.plan, self.plan.program
         values = plan.inputs(batches[0])
         data = [[plan.argument(position, given).buffer for position in self._batch] for given in batches]
-        floats = [list(plan.numbers(shadows)) for _ in batches]  # the shadows go ahead of the optimizers
+        floats = []
+        for step in range(len(batches)):
+            if before_each is not None:
+                before_each(step)
+            floats.append(list(plan.numbers(shadows)))  # the shadows go ahead of the optimizers
         carried, copied = plan.buffers(values, [position for position, _ in self._carried])
         fixed = [values[position].buffer for position in self._fixed]
         draws = plan.seen.draws

@@ -1,6 +1,7 @@
 """`ReplayedStep`: a function that is run as always until its steps repeat, and then without its Python.
 
-May import: series, plan, observation, snapshot, optimizers, executor, state, config, counters, _private_api.
+May import: series, plan, observation, snapshot, optimizers, closures, executor, state, config, counters,
+_private_api.
 """
 
 import logging
@@ -12,6 +13,7 @@ import torch
 from xlatrainer import config
 from xlatrainer.backend import counters
 from xlatrainer.backend._private_api import ambient_state, tree_flatten
+from xlatrainer.backend.closures import run_waiting
 from xlatrainer.backend.executor import raise_failed_checks, run_pending
 from xlatrainer.backend.replay.observation import Observation, observe
 from xlatrainer.backend.replay.optimizers import Shadow
@@ -70,6 +72,11 @@ class ReplayedStep:
         self._paused = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._call(args, kwargs)
+        run_waiting()
+        return result
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._paused or config.get("replay") == "off" or state.observer is not None:
             return self._run(args, kwargs)
         leaves, tree = tree_flatten((args, kwargs))
@@ -85,10 +92,15 @@ class ReplayedStep:
             self._replays += 1
         return self._observe(key, args, kwargs)
 
-    def many(self, batches: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def many(self, batches: Sequence[tuple[Any, ...]], before_each: Callable[[int], None] | None = None) -> list[Any]:
         """Call the function with each of these tuples of arguments; one program makes all the steps, once they repeat.
 
         The first time a number of steps comes, their program is compiled, beside that of the single step.
+
+        Args:
+            batches: the arguments of each step.
+            before_each: called with the number of each step before it, perhaps more than once; default None. It may
+                set the hyperparameters of optimizers and nothing else that the function reaches.
         """
         if len(batches) > 1 and not self._paused and config.get("replay") == "on":
             leaves = [tree_flatten((args, {})) for args in batches]
@@ -98,12 +110,19 @@ class ReplayedStep:
             if plan is not None and not due and all(key == keys[0] for key in keys):
                 given = [[leaf for leaf in each if isinstance(leaf, torch.Tensor)] for each, _ in leaves]
                 try:
-                    return self._replay(
-                        lambda: self._series_of(plan, len(batches)).run(given, self._shadows), len(given)
+                    results = self._replay(
+                        lambda: self._series_of(plan, len(batches)).run(given, self._shadows, before_each), len(given)
                     )
+                    run_waiting()
+                    return results
                 except Mismatch as change:
                     self._ended(str(change))
-        return [self(*args) for args in batches]
+        results = []
+        for index, args in enumerate(batches):
+            if before_each is not None:
+                before_each(index)
+            results.append(self(*args))
+        return results
 
     @staticmethod
     def _series_of(plan: Plan, number: int) -> Series:

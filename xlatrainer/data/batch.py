@@ -1,0 +1,178 @@
+"""What a batch is made of: inputs, targets and sample weights, in whatever form it comes.
+
+Owns the rules by which a batch is taken apart; looks at types, names and shapes, never at values. Knows nothing of
+devices: it works on a batch on the host as on one on the device.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor, nn
+
+__all__ = ["Arguments", "Batch", "plain_batch", "split_batch"]
+
+TARGET_KEYS = ("labels", "label", "targets", "target")
+WEIGHT_KEY = "sample_weight"
+
+
+class Batch(NamedTuple):
+    """A batch taken apart; also a form in which a batch may come.
+
+    Attributes:
+        inputs: What the model is called with: a dict for keyword arguments, a tuple or list for positional ones, all
+            else as its one argument.
+        targets: What loss and metrics compare the output with; default None, none.
+        sample_weight: A float or bool tensor of shape (rows,), or of a shape that the targets' begins with; default
+            None, all rows count alike.
+    """
+
+    inputs: Any
+    targets: Any = None
+    sample_weight: Any = None
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments that a model's `forward` takes by name.
+
+    Attributes:
+        names: Those that it names.
+        takes_any: Whether it takes any others too (`**kwargs`).
+    """
+
+    names: frozenset[str]
+    takes_any: bool
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Arguments":
+        """The arguments of `model.forward`.
+
+        Example:
+            >>> sorted(Arguments.of(nn.Linear(1, 1)).names)
+            ['input']
+        """
+        parameters = inspect.signature(model.forward).parameters.values()
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        names = frozenset(parameter.name for parameter in parameters if parameter.kind in kinds)
+        return cls(names, any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters))
+
+    def accept(self, name: str) -> bool:
+        return self.takes_any or name in self.names
+
+
+def split_batch(batch: Any) -> Batch:
+    """The inputs, targets and sample weights of a batch.
+
+    ======================================================  =================================================
+    batch                                                   taken as
+    ======================================================  =================================================
+    tuple or list of 1, 2 or 3                              (inputs,), (inputs, targets), (.., sample_weight)
+    named tuple or dataclass with `inputs` and `targets`    these, and its `sample_weight` if it has one
+    another named tuple                                     as a tuple
+    dict or another mapping, another dataclass              the model's keyword arguments; "labels" are the
+                                                            targets too, "sample_weight" is taken out
+    a tensor or array                                       inputs without targets
+    ======================================================  =================================================
+
+    Raises:
+        TypeError: For anything else, and for sample weights that cannot be such: no tensor, or one of integers.
+        ValueError: For sample weights with another number of rows than the targets.
+
+    Example:
+        >>> split_batch(({"ids": 1}, 2))
+        Batch(inputs={'ids': 1}, targets=2, sample_weight=None)
+        >>> split_batch({"ids": 1, "labels": 2})
+        Batch(inputs={'ids': 1, 'labels': 2}, targets=2, sample_weight=None)
+    """
+    batch = plain_batch(batch)
+    if isinstance(batch, Batch):
+        split = batch
+    elif isinstance(batch, Mapping):
+        inputs = batch if WEIGHT_KEY not in batch else {k: v for k, v in batch.items() if k != WEIGHT_KEY}
+        split = Batch(inputs, batch.get("labels"), batch.get(WEIGHT_KEY))
+    elif isinstance(batch, tuple | list):
+        split = Batch(*batch)
+    else:
+        split = Batch(batch)
+    if split.sample_weight is not None:
+        _check_weight(split.sample_weight, split.targets)
+    return split
+
+
+def plain_batch(batch: Any, arguments: Arguments | None = None) -> Any:
+    """`batch` as a `Batch`, a tuple or list of up to three, a mapping or a tensor: what a compiled step can look into.
+
+    Args:
+        batch: In any of the forms of `split_batch`.
+        arguments: Those of the model. A mapping whose labels ("labels", "label", "targets" or "target") are none of
+            them becomes a `Batch`, so that the labels are targets only. Default None: a mapping stays one.
+
+    Raises:
+        TypeError: For anything that is no batch.
+    """
+    if not isinstance(batch, Batch) and (dataclasses.is_dataclass(batch) or isinstance(batch, tuple)):
+        batch = _by_names(batch)
+    if isinstance(batch, Batch):
+        return batch
+    if isinstance(batch, Mapping):
+        return batch if arguments is None else _without_unknown_labels(batch, arguments)
+    if isinstance(batch, tuple | list) and 1 <= len(batch) <= 3:
+        return batch
+    if isinstance(batch, Tensor | np.ndarray):
+        return batch
+    came = f"a {type(batch).__name__}"
+    if isinstance(batch, tuple | list):
+        came += f" of {len(batch)} items (several inputs go into a tuple: ((a, b), targets))"
+    raise TypeError(
+        f"a batch must be (inputs, targets), (inputs, targets, sample_weight), a tensor, or a dict or dataclass of the "
+        f"model's arguments; got {came}"
+    )
+
+
+def _by_names(batch: Any) -> Any:
+    """A dataclass or named tuple as a `Batch` if its fields say so; otherwise a dataclass as a dict."""
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, Mapping | type):
+        fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    elif hasattr(batch, "_fields"):
+        fields = dict(zip(batch._fields, batch, strict=True))
+    else:
+        return batch
+    if {"inputs", "targets"} <= set(fields) <= set(Batch._fields):
+        return Batch(**fields)
+    return batch if isinstance(batch, tuple) else fields
+
+
+def _without_unknown_labels(batch: Mapping[str, Any], arguments: Arguments) -> Any:
+    label = next((key for key in TARGET_KEYS if key in batch), None)
+    if label is None or arguments.accept(label):
+        return batch
+    inputs = {key: value for key, value in batch.items() if key not in (label, WEIGHT_KEY)}
+    return Batch(inputs, batch[label], batch.get(WEIGHT_KEY))
+
+
+def _check_weight(weight: Any, targets: Any) -> None:
+    if not isinstance(weight, Tensor | np.ndarray) or weight.ndim == 0:
+        raise TypeError(
+            f"sample weights must be a tensor of shape (rows,), got {_describe(weight)}. The third item of a batch "
+            f"holds them; several inputs go into a tuple: ((a, b), targets)"
+        )
+    if not str(weight.dtype).removeprefix("torch.").startswith(("float", "bfloat", "bool")):
+        raise TypeError(
+            f"sample weights must be of a float or bool dtype, got {_describe(weight)}. If these are targets: several "
+            f"inputs go into a tuple, ((a, b), targets); if they are weights: weights.float()"
+        )
+    if isinstance(targets, Tensor | np.ndarray) and targets.shape[: weight.ndim] != weight.shape:
+        raise ValueError(
+            f"sample weights must have one value a row, shape ({', '.join(map(str, targets.shape[:1]))},), or more of "
+            f"the targets' dimensions; got shape {tuple(weight.shape)} for targets of shape {tuple(targets.shape)}"
+        )
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor | np.ndarray):
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+    return type(value).__name__

@@ -1,0 +1,112 @@
+"""The loops of fit, evaluate and predict: the order of epochs, batches and hooks. What a step does is the stepper's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xlatrainer.callbacks.callback_list import CallbackList
+from xlatrainer.data.epoch_iterator import EpochIterator, grouped
+from xlatrainer.trainer.logs import Logs
+from xlatrainer.trainer.modes import evaluating, training
+from xlatrainer.trainer.predictions import Predictions
+
+if TYPE_CHECKING:
+    from xlatrainer.trainer.trainer import Trainer
+
+__all__ = ["FitPlan", "evaluate_loop", "fit_loop", "predict_loop"]
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """What a `fit` goes through.
+
+    Attributes:
+        batches, validation: Gone through once an epoch.
+        initial_epoch, epochs: The first epoch, and the one after the last.
+        validation_freq: Validate after every so many epochs, or after these (counted from 1).
+        max_steps: End when the Trainer has made so many updates; None for no such end.
+    """
+
+    batches: EpochIterator
+    validation: EpochIterator | None
+    initial_epoch: int
+    epochs: int
+    validation_freq: int | Sequence[int] = 1
+    max_steps: int | None = None
+
+    def validates_after(self, epoch: int) -> bool:
+        """Whether there is a validation after this epoch, counted from 0."""
+        if self.validation is None:
+            return False
+        if isinstance(self.validation_freq, int):
+            return (epoch + 1) % self.validation_freq == 0
+        return epoch + 1 in self.validation_freq
+
+
+def fit_loop(trainer: Trainer, plan: FitPlan, hooks: CallbackList) -> None:
+    """Train; sets the Trainer's `epoch`, and `stop_training` back to False when it begins."""
+    trainer.stop_training = plan.max_steps is not None and trainer.step >= plan.max_steps
+    logs = Logs({}, trainer.strategy)
+    hooks.call("on_train_begin")
+    with trainer.strategy.loop(), training(trainer.model):
+        for epoch in range(plan.initial_epoch, plan.epochs):
+            if trainer.stop_training:
+                break
+            hooks.call("on_epoch_begin", epoch)
+            logs = _train_epoch(trainer, plan, hooks)
+            if plan.validation is not None and plan.validates_after(epoch):
+                logs = logs.with_validation(evaluate_loop(trainer, plan.validation, hooks))
+            if trainer.schedules.schedulers:
+                logs["learning_rate"] = trainer.learning_rate
+                trainer.schedules.after_epoch(logs, plan.validation is not None)
+            trainer.epoch = epoch + 1
+            hooks.call("on_epoch_end", epoch, logs=logs)
+    hooks.call("on_train_end", logs=logs)
+
+
+def _train_epoch(trainer: Trainer, plan: FitPlan, hooks: CallbackList) -> Logs:
+    trainer.stepper.begin("train")
+    logs = Logs({}, trainer.strategy)
+    for group in grouped(plan.batches, trainer.steps_per_execution):
+        hooks.call("on_train_batch_begin", group[0][0])
+        batches = [batch for _, batch in group]
+        if plan.max_steps is not None:
+            batches = batches[: trainer.stepper.batches_until(plan.max_steps)]
+        logs = trainer.stepper.train(batches)
+        trainer.stop_training |= plan.max_steps is not None and trainer.step >= plan.max_steps
+        hooks.call("on_train_batch_end", group[len(batches) - 1][0], logs=logs)
+        if trainer.stop_training:
+            break
+    trainer.stepper.finish_group()
+    return logs
+
+
+def evaluate_loop(trainer: Trainer, batches: EpochIterator, hooks: CallbackList) -> Logs:
+    """Loss and metrics over `batches`, in eval mode."""
+    trainer.stepper.begin("test")
+    logs = Logs({}, trainer.strategy)
+    hooks.call("on_test_begin")
+    with trainer.strategy.loop(), evaluating(trainer.model), torch.no_grad():
+        for index, batch in batches:
+            hooks.call("on_test_batch_begin", index)
+            logs = trainer.stepper.test(batch)
+            hooks.call("on_test_batch_end", index, logs=logs)
+    hooks.call("on_test_end", logs=logs)
+    return logs
+
+
+def predict_loop(trainer: Trainer, batches: EpochIterator, hooks: CallbackList) -> Any:
+    """The predictions for `batches` on the CPU, concatenated."""
+    predictions = Predictions(trainer.strategy)
+    hooks.call("on_predict_begin")
+    with trainer.strategy.loop(), evaluating(trainer.model), torch.no_grad():
+        for index, batch in batches:
+            hooks.call("on_predict_batch_begin", index)
+            predictions.add(trainer.stepper.predict(batch))
+            hooks.call("on_predict_batch_end", index)
+    hooks.call("on_predict_end")
+    return predictions.concatenated()

@@ -1,0 +1,234 @@
+"""`Stepper`: the steps of a Trainer as programs. Owns what is recorded in a step, and the values that come out of it.
+
+What a step computes and nobody needs (a prediction, the graph of the loss) must be gone when it ends, or it would be an
+output of its program: each step is recorded in a function of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from xlatrainer.data.batch import split_batch
+from xlatrainer.metrics.mean import Mean
+from xlatrainer.metrics.metric import Metric, update_metrics
+from xlatrainer.strategies.strategy import Step
+from xlatrainer.trainer.accumulation import Accumulation, GradientSums
+from xlatrainer.trainer.logs import Logs
+from xlatrainer.trainer.losses import LossFunction
+from xlatrainer.trainer.steps import Outcome, as_outcome, rows_of
+from xlatrainer.trainer.updates import Updates
+from xlatrainer.trainer.user_state import UserState
+
+if TYPE_CHECKING:
+    from xlatrainer.trainer.trainer import Trainer
+
+__all__ = ["Phase", "Stepper"]
+
+Phase = Literal["train", "test"]
+
+
+class Stepper:
+    """Makes the training, evaluation and prediction steps of `trainer`.
+
+    Args:
+        trainer: Its model, its `training_step` and so on are used; its strategy compiles the steps.
+        loss_function: (output, target) -> tensor of shape ().
+        metrics: On the device already.
+        updates: What a loss comes to.
+
+    Attributes:
+        loss_mean, metrics: The state of the pass over data that is going on.
+        user_state: What a subclass keeps, see there.
+        latest: The batches of the latest `train`, as they came.
+    """
+
+    def __init__(
+        self, trainer: Trainer, loss_function: LossFunction, metrics: Sequence[Metric], updates: Updates
+    ) -> None:
+        self._trainer = trainer
+        self._strategy = trainer.strategy
+        self.updates = updates
+        self.loss_function = loss_function
+        self.loss_mean = Mean("loss").to(self._strategy.device)
+        self.metrics = list(metrics)
+        self.user_state = UserState(trainer)
+        self._logged: dict[Phase, dict[str, Mean]] = {"train": {}, "test": {}}
+        self._phase: Phase = "train"
+        if updates.clipping.global_clipnorm is not None:
+            for name in map(updates.norm_name, updates.optimizers):
+                self._logged["train"][name] = Mean(name).to(self._strategy.device)
+        trained = [p for optimizer in updates.optimizers.values() for g in optimizer.param_groups for p in g["params"]]
+        self.accumulation = Accumulation(GradientSums(trained, self._strategy.device), 1)
+        self._batch_rows = 1
+        self.latest: Sequence[Any] = ()
+        state = {
+            "model": trainer.model,
+            "updates": updates,
+            "loss": loss_function,
+            "metrics": [self.loss_mean, *self.metrics],
+            "logged": self._logged,
+            "attributes": self.user_state.attributes,
+            "classes": [cls for cls in type(trainer).__mro__ if cls.__module__ != "xlatrainer.trainer.trainer"],
+        }
+        compiled = self._strategy.compiled
+        self._training = compiled(self._record_training, state, "the training step")
+        self._accumulating = compiled(self._record_accumulation, state, "the accumulating step")
+        self._applying = compiled(self._record_application, state, "the update at the end of an epoch")
+        self._testing = compiled(self._record_test, state, "the evaluation step")
+
+    # steps
+
+    def train(self, batches: Sequence[Any]) -> Logs:
+        """Train on each of these batches and count them and the updates; returns the values after the last one."""
+        self.latest = batches
+        values: dict[str, Tensor] = {}
+        for updates, run in self.accumulation.runs(batches):
+            placed = [(self._strategy.to_device(batch),) for batch in run]
+            self.user_state.gather()
+            results = self._update_with(placed) if updates else _in_turn(self._accumulating, placed)
+            self.user_state.hand_back()
+            values = results[-1][0]
+            self._trainer.num_examples += sum(num_examples for _, num_examples in results)
+            if updates:
+                self._trainer.step += len(results)
+        return Logs(values, self._strategy)
+
+    def _update_with(self, placed: list[tuple[Any]]) -> list[Any]:
+        """An update with each of these batches, and its step of the schedules."""
+        schedules = self._trainer.schedules
+        if len(placed) > 1 and schedules.may_foresee:
+            set_schedules = schedules.foresee(len(placed))
+            results = self._training.many(placed, set_schedules)
+            if set_schedules is not None:
+                set_schedules(len(placed))
+            return results
+        results = []
+        for arguments in placed:
+            results.append(self._training(*arguments))
+            schedules.after_update()
+        return results
+
+    def finish_group(self) -> None:
+        """Make the update of micro-batches that have not had theirs: the epoch has ended within a group."""
+        if self.accumulation.position:
+            self._applying()
+            self._trainer.schedules.after_update()
+            self._trainer.step += 1
+            self.accumulation.position = 0
+
+    def set_accumulation(self, steps: int) -> None:
+        """Make an update every so many batches, from the next group on.
+
+        Raises:
+            ValueError: Within a group.
+        """
+        if self.accumulation.position:
+            raise ValueError("gradient_accumulation_steps may only change between updates, at the start of an epoch")
+        self.accumulation = Accumulation(self.accumulation.sums, steps)
+        self.updates.sums = self.accumulation.sums if steps > 1 else None
+
+    def batches_until(self, step: int) -> int:
+        """How many batches it takes until the Trainer has made `step` updates."""
+        return (step - self._trainer.step) * self.accumulation.steps - self.accumulation.position
+
+    def test(self, batch: Any) -> Logs:
+        """Take a batch into the values of an evaluation."""
+        placed = self._strategy.to_device(batch)
+        self.user_state.gather()
+        result = self._testing(placed)
+        self.user_state.hand_back()
+        return Logs(result, self._strategy)
+
+    def predict(self, batch: Any) -> Any:
+        """The predictions for a batch, on the device."""
+        output = self._trainer.predict_step(self._strategy.to_device(split_batch(batch).inputs))
+        self._strategy.end_step()
+        return output
+
+    # values
+
+    def begin(self, phase: Phase) -> None:
+        """Start the loss, the metrics and the logged values anew, for a pass over data."""
+        self._phase = phase
+        for metric in [self.loss_mean, *self.metrics, *self._logged[phase].values()]:
+            metric.reset()
+
+    def log(self, name: str, value: Tensor | float) -> None:
+        """Take `value` into the mean `name` of this phase, for the rows of the batch of this step."""
+        if not self.user_state.recording:
+            raise RuntimeError(f"log({name!r}) outside of a step: call it in training_step or validation_step")
+        tensor = value if isinstance(value, Tensor) else torch.tensor(float(value))
+        if tensor.dim() > 0:
+            raise ValueError(f"log({name!r}) takes a value of shape (), got {tuple(tensor.shape)}; log its mean()")
+        if name in {metric.name for metric in [self.loss_mean, *self.metrics]}:
+            raise ValueError(f"log({name!r}): there is a metric of that name; log it under another one")
+        if name not in self._logged[self._phase]:
+            self._logged[self._phase][name] = Mean(name).to(self._strategy.device)
+        self._logged[self._phase][name].update(tensor.to(self._strategy.device), self._batch_rows)
+
+    # what is recorded
+
+    def _record_training(self, batch: Any) -> tuple[dict[str, Tensor], int]:
+        outcome = self._own_step("training_step", batch)
+        if outcome.loss is not None:
+            if self.updates.sums is None:
+                self.updates.minimize(outcome.loss)
+            else:
+                self.updates.accumulate(outcome.loss, outcome.num_examples)
+                self.updates.apply()
+        self._take_norms()
+        return self._values(outcome), outcome.num_examples
+
+    def _record_accumulation(self, batch: Any) -> tuple[dict[str, Tensor], int]:
+        outcome = self._own_step("training_step", batch)
+        if outcome.loss is None:
+            raise ValueError("gradient_accumulation_steps needs a training_step that returns its loss, not None")
+        self.updates.accumulate(outcome.loss, outcome.num_examples)
+        return self._values(outcome), outcome.num_examples
+
+    def _record_application(self) -> None:
+        self.updates.apply()
+        self._take_norms()
+
+    def _take_norms(self) -> None:
+        for name, norm in self.updates.norms.items():
+            self._logged["train"][self.updates.norm_name(name)].update(norm)
+        self.updates.norms.clear()
+
+    def _record_test(self, batch: Any) -> dict[str, Tensor]:
+        return self._values(self._own_step("validation_step", batch))
+
+    def _own_step(self, name: str, batch: Any) -> Outcome:
+        self._batch_rows = rows_of(batch)
+        self.user_state.recording = True
+        try:
+            outcome = as_outcome(getattr(self._trainer, name)(batch), batch, self._batch_rows, name)
+            for key, value in outcome.logs.items():
+                self.log(key, value)
+        finally:
+            self.user_state.recording = False
+            self.user_state.gather()
+        return outcome
+
+    @torch.no_grad()
+    def _values(self, outcome: Outcome) -> dict[str, Tensor]:
+        """Take the outcome into the metrics; returns the values so far."""
+        reported: list[Metric] = [*self.metrics, *self._logged[self._phase].values()]
+        if outcome.loss is not None:
+            self.loss_mean.update(outcome.loss, outcome.num_examples)
+            reported.insert(0, self.loss_mean)
+        if self.metrics and outcome.prediction is None:
+            raise ValueError(
+                f"the metric {self.metrics[0].name!r} needs predictions: let the step return a dict with 'loss', "
+                f"'prediction' and 'target', or log what it computes itself"
+            )
+        update_metrics(self.metrics, outcome.prediction, outcome.target)
+        return {metric.name: metric.compute() for metric in reported}
+
+
+def _in_turn(step: Step, placed: list[tuple[Any]]) -> list[Any]:
+    return [step(*placed[0])] if len(placed) == 1 else step.many(placed)

@@ -1,0 +1,98 @@
+"""`Updates`: from a loss to changed parameters. Owns the backward pass and whatever happens to gradients.
+
+Everything here is recorded into the step it is called in: no value is read, and all that a step changes is reachable
+from the object, which the Trainer gives to its compiled steps.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from xlatrainer.trainer.accumulation import GradientSums
+from xlatrainer.trainer.clipping import Clipping
+
+__all__ = ["Updates"]
+
+
+class Updates:
+    """Backward pass and update.
+
+    The gradients are dropped with the step unless somebody asks for them: one that is still referred to when it ends is
+    written to memory and kept until the next step.
+
+    Args:
+        optimizers: By name; a Trainer with one optimizer calls it "optimizer".
+        clipping: What is done to gradients before an update.
+
+    Attributes:
+        sums: Where gradients are accumulated; None where every batch makes an update.
+        keep_gradients: Whether the gradients of an update stay until the next one.
+        norms: The global norm of the latest update's gradients, by the optimizer's name, until it is taken out.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Optimizer], clipping: Clipping) -> None:
+        self.optimizers = dict(optimizers)
+        self.clipping = clipping
+        self.sums: GradientSums | None = None
+        self.keep_gradients = False
+        self.norms: dict[str, Tensor] = {}
+
+    def norm_name(self, optimizer: str) -> str:
+        """What the norm of an optimizer's gradients is logged as."""
+        return "grad_norm" if len(self.optimizers) == 1 else f"{optimizer}_grad_norm"
+
+    def accumulate(self, loss: Tensor, rows: int) -> None:
+        """Backward pass of `loss`, the mean over `rows` rows; no update."""
+        assert self.sums is not None
+        self._only().zero_grad(set_to_none=True)
+        loss.backward()
+        self.sums.add(rows)
+
+    def apply(self) -> None:
+        """An update with what has been accumulated."""
+        assert self.sums is not None
+        self.sums.take()
+        self._update(self._only())
+
+    def minimize(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
+        """Backward pass of `loss` and an update by `optimizer`, of its own parameters alone.
+
+        Raises:
+            ValueError: If gradients are accumulated, or `optimizer` is not the Trainer's.
+        """
+        if self.sums is not None:
+            raise ValueError(
+                "gradient_accumulation_steps is for a training_step that returns its loss; this one makes its updates "
+                "itself, and may accumulate itself too"
+            )
+        optimizer = self._only() if optimizer is None else optimizer
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward(inputs=None if len(self.optimizers) == 1 else _trained_by(optimizer))
+        self._update(optimizer)
+
+    def _update(self, optimizer: Optimizer) -> None:
+        norm = self.clipping.apply(_trained_by(optimizer))
+        if norm is not None:
+            self.norms[self._name_of(optimizer)] = norm
+        optimizer.step()
+        if not self.keep_gradients:
+            optimizer.zero_grad(set_to_none=True)
+
+    def _name_of(self, optimizer: Optimizer) -> str:
+        for name, known in self.optimizers.items():
+            if known is optimizer:
+                return name
+        raise ValueError(f"minimize needs one of the Trainer's optimizers ({', '.join(self.optimizers)})")
+
+    def _only(self) -> Optimizer:
+        if len(self.optimizers) > 1:
+            raise TypeError(
+                f"training_step returned a loss, but there are several optimizers ({', '.join(self.optimizers)}): make "
+                f"the updates in it with trainer.minimize(loss, optimizer), and return None"
+            )
+        return next(iter(self.optimizers.values()))
+
+
+def _trained_by(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
