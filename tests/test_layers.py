@@ -43,7 +43,7 @@ LAYERS = (
     Layer(("xlatrainer.backend.replay.series",)),
     Layer(("xlatrainer.backend.replay.plan",)),
     Layer(("xlatrainer.backend.replay.observation",)),
-    Layer(("xlatrainer.backend.replay", "xlatrainer.backend.replay.optimizers", "xlatrainer.backend.replay.snapshot")),
+    Layer(("xlatrainer.backend.replay", "xlatrainer.backend.replay.optimizers", "xlatrainer.backend.replay.snapshot", "xlatrainer.backend.replay.graphs")),
     Layer(("xlatrainer.backend.counted_kernels",)),
     Layer(("xlatrainer.backend.writing",)),
     Layer(
@@ -55,6 +55,7 @@ LAYERS = (
             "xlatrainer.backend.gradients",
             "xlatrainer.backend.inference_kernels",
             "xlatrainer.backend.device",
+            "xlatrainer.backend.modes",
             "xlatrainer.backend.device_module",
         )
     ),
@@ -85,6 +86,7 @@ LAYERS = (
         (
             "xlatrainer.backend.lowerings",
             "xlatrainer.backend.ir",
+            "xlatrainer.backend.differences",
             "xlatrainer.backend.schema",
             "xlatrainer.backend.source",
             "xlatrainer.backend.counters",

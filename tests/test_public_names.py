@@ -21,10 +21,13 @@ PUBLIC_NAMES = {
     "device",
     "device_count",
     "devices",
+    "eager_mode",
+    "is_eager_mode",
     "manual_seed",
     "metrics",
     "real_devices",
     "strategies",
+    "step",
     "sync",
     "wait_device_ops",
 }

@@ -6,7 +6,7 @@ history = xla.Trainer(model, optimizer="adam", metrics=["accuracy"]).fit(loader,
 
 from xlatrainer import callbacks, data, debug, metrics, strategies
 from xlatrainer.backend import counters
-from xlatrainer.backend.capture import compile
+from xlatrainer.backend.capture import compile, step
 from xlatrainer.backend.closures import add_step_closure
 from xlatrainer.backend.device import (
     device,
@@ -17,6 +17,7 @@ from xlatrainer.backend.device import (
     sync,
     wait_device_ops,
 )
+from xlatrainer.backend.modes import eager_mode, is_eager_mode
 from xlatrainer.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -33,10 +34,13 @@ __all__ = [
     "device",
     "device_count",
     "devices",
+    "eager_mode",
+    "is_eager_mode",
     "manual_seed",
     "metrics",
     "real_devices",
     "strategies",
+    "step",
     "sync",
     "wait_device_ops",
 ]

@@ -5,6 +5,8 @@
     ├── CompileError         XLA refused the program; lists what was recorded last
     ├── ExecutionError       a compiled program failed while it ran
     ├── LostValueError       a tensor whose program failed was read
+    ├── GraphBreakError      a function compiled with full_graph=True would end its graph early
+    ├── GraphLimitError      a compiled function came to more graphs than it was allowed
     ├── ForkedProcessError   the device was touched in a forked child
     ├── CacheError           a file of the cache of compiled programs cannot be used
     └── CheckpointError      a checkpoint is damaged, or could not be written
@@ -18,6 +20,8 @@ __all__ = [
     "CompileError",
     "ExecutionError",
     "ForkedProcessError",
+    "GraphBreakError",
+    "GraphLimitError",
     "LostValueError",
     "LoweringError",
 ]
@@ -37,6 +41,14 @@ class ExecutionError(RuntimeError):
 
 class LostValueError(RuntimeError):
     """The program that should have computed this tensor failed; its value does not exist."""
+
+
+class GraphBreakError(RuntimeError):
+    """Something in a function that was compiled with `full_graph=True` ends the graph before the function."""
+
+
+class GraphLimitError(RuntimeError):
+    """A compiled function came to more different graphs than `num_different_graphs_allowed`."""
 
 
 class ForkedProcessError(RuntimeError):

@@ -55,7 +55,7 @@ def sync(wait: bool = False) -> None:
     """
     counters.add("MarkStep")
     step_closures = closures.take()
-    run_pending()
+    run_pending("sync")
     closures.run(step_closures)
     if wait:
         wait_device_ops()

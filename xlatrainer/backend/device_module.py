@@ -59,7 +59,7 @@ def device(device: Any) -> Iterator[None]:
 
 def synchronize(device: Any = None) -> None:
     """Run what is pending and wait for it."""
-    run_pending()
+    run_pending("torch.xla.synchronize")
     wait()
 
 

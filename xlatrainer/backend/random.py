@@ -15,7 +15,7 @@ __all__ = ["get_rng_state", "manual_seed", "set_rng_state"]
 
 def _settle() -> None:
     if state.trace.random_draws:
-        run_pending()  # a program draws with one seed: what is recorded keeps its own
+        run_pending("the random state is set")  # a program draws with one seed: what is recorded keeps its own
 
 
 def manual_seed(seed: int) -> None:

@@ -28,7 +28,7 @@ def upload_value(tensor: torch.Tensor) -> Value:
     """
     with state.lock:
         if state.trace.num_nodes > config.get("max_pending_nodes"):
-            run_pending()
+            run_pending("much is pending and a tensor is copied to the device")
         return from_host(tensor)
 
 
@@ -36,7 +36,7 @@ def read_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """CPU copies, contiguous, of `xla` tensors; runs what is pending, once, and waits."""
     with state.lock:
         if state.observer is not None and tensors:
-            state.observer.interrupted("it reads a value", user_line())
+            state.observer.broken("it reads a value", user_line())
         values = [value_of(tensor) for tensor in tensors]
     return values_to_host(values)
 
@@ -45,7 +45,7 @@ def values_to_host(values: Sequence[Value]) -> list[torch.Tensor]:
     """CPU copies of values; runs what is pending if they need it, and waits."""
     with state.lock:
         if any(value.buffer is None for value in values):
-            run_pending()
+            run_pending("a value is read")
     copies = copies_of(values)
     with state.lock:
         raise_failed_checks()  # of the program that computed them, which is done, and of those before
@@ -86,7 +86,7 @@ def hold(tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
             state.observer.interrupted("it keeps a value", user_line())
         values = [value_of(t.detach()) for t, is_xla in zip(tensors, on_xla, strict=True) if is_xla]
         if any(value.buffer is None for value in values):
-            run_pending()
+            run_pending("a copy is kept")
         buffers = [value.buffer for value in values]
     for buffer in buffers:
         if isinstance(buffer, Lost):

@@ -3,8 +3,9 @@
 May import: snapshot, optimizers, executor, tensor, strided, state, ir, _private_api.
 """
 
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +22,11 @@ from xlatrainer.backend.replay.snapshot import Cell, Snapshot, same
 from xlatrainer.backend.state import state
 from xlatrainer.backend.strided import Geometry
 from xlatrainer.backend.tensor import StorageData, storage_data
+from xlatrainer.errors import GraphBreakError
 
-__all__ = ["Observation", "Origin", "observe"]
+__all__ = ["STEP_BEGINS", "STEP_ENDS", "Observation", "Origin", "observe", "whole_graph"]
 
+STEP_BEGINS, STEP_ENDS = "a compiled function begins", "a compiled function ends"
 MAX_CONSTANT_BYTES = 1_000_000  # of a host tensor that a step copies to the device and that is compared
 
 
@@ -140,7 +143,8 @@ def _first_difference(before: Node | None, now: Node | None) -> str:
 class _Watch:
     """What the device reports while a function is observed; see `state.observer`."""
 
-    def __init__(self) -> None:
+    def __init__(self, must_be_whole: bool) -> None:
+        self.must_be_whole = must_be_whole
         self.interruptions: list[str] = []
         self.uploads: dict[int, tuple[torch.Tensor, Value]] = {}  # by id of the buffer; kept, so never donated
         self.sections: list[tuple[Shadow, Node, int, Section]] = []
@@ -149,6 +153,12 @@ class _Watch:
 
     def interrupted(self, what: str, line: str) -> None:
         self.interruptions.append(f"{what} at {line}")
+
+    def broken(self, what: str, line: str) -> None:
+        """The graph ends before the function does."""
+        if self.must_be_whole:
+            raise GraphBreakError(f"full_graph=True, but {what}, which ends the graph before the function, at {line}")
+        self.interrupted(what, line)
 
     def uploaded(self, tensor: torch.Tensor, value: Value) -> None:
         self.uploads[id(value.buffer)] = (tensor, value)
@@ -196,17 +206,32 @@ def _host_generators() -> list[Any]:
     return [random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()]
 
 
+@contextlib.contextmanager
+def whole_graph() -> Iterator[None]:
+    """A block in which what would end the graph raises `GraphBreakError`."""
+    before, state.observer = state.observer, _Watch(must_be_whole=True)
+    try:
+        yield
+    finally:
+        state.observer = before
+
+
 def observe(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], roots: dict[str, Any]
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    roots: dict[str, Any],
+    *,
+    full_graph: bool = False,
 ) -> Observation:
     """Run `function`, with the sync before and after it that makes it one program, and tell what it did.
 
-    What the function raises, comes through.
+    What the function raises, comes through; with `full_graph` also a `GraphBreakError`.
     """
-    run_pending()
+    run_pending(STEP_BEGINS)
     before = Snapshot(roots)
     given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
-    watch = _Watch()
+    watch = _Watch(full_graph)
     generators = _host_generators()
     contents = _contents(before, given)
     hooks = (
@@ -216,13 +241,14 @@ def observe(
     trace = state.trace
     state.observer = watch
     try:
-        result = function(*args, **kwargs)
+        with state.lazy_region():
+            result = function(*args, **kwargs)
         leaves, pending, floats, ints = list(trace.leaves), list(trace.pending), list(trace.floats), list(trace.ints)
     finally:
         state.observer = None
         for hook in hooks:
             hook.remove()
-    program = run_pending()
+    program = run_pending(STEP_ENDS)
     seen = Observation(result, floats=floats, ints=ints, draws=trace.random_draws, node=trace.node, program=program)
     seen.reasons += before.opaque + watch.interruptions
     if program is None and not seen.reasons:

@@ -4,6 +4,7 @@ May import: series, plan, observation, snapshot, optimizers, closures, executor,
 _private_api.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,8 @@ from xlatrainer.backend import counters
 from xlatrainer.backend._private_api import ambient_state, tree_flatten
 from xlatrainer.backend.closures import run_waiting
 from xlatrainer.backend.executor import raise_failed_checks, run_pending
-from xlatrainer.backend.replay.observation import Observation, observe
+from xlatrainer.backend.replay.graphs import GraphLimit
+from xlatrainer.backend.replay.observation import STEP_BEGINS, STEP_ENDS, Observation, observe, whole_graph
 from xlatrainer.backend.replay.optimizers import Shadow
 from xlatrainer.backend.replay.plan import Mismatch, Plan
 from xlatrainer.backend.replay.series import Series
@@ -52,13 +54,25 @@ class ReplayedStep:
         roots: what the function reaches; default None, the function itself with all that its closure, its globals and
             the object of a bound method hold.
         name: for messages.
+        full_graph: raise a `GraphBreakError` for what would end the graph before the function.
+        graphs_allowed: raise a `GraphLimitError` once the function has come to more different graphs; default None,
+            any number.
 
     Attributes:
         reason: why the last call ran its Python; "" when it was replayed.
     """
 
-    def __init__(self, function: Callable[..., Any], roots: dict[str, Any] | None = None, name: str = "") -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        roots: dict[str, Any] | None = None,
+        name: str = "",
+        *,
+        full_graph: bool = False,
+        graphs_allowed: int | None = None,
+    ) -> None:
         self.function = function
+        self.full_graph = full_graph
         self.name = name or getattr(function, "__qualname__", type(function).__name__)
         self.reason = "it was not called yet"
         self._roots = {self.name: function} if roots is None else roots
@@ -70,6 +84,7 @@ class ReplayedStep:
         self._failures = 0
         self._pause = FIRST_PAUSE
         self._paused = 0
+        self._graphs = GraphLimit(self.name, graphs_allowed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self._call(args, kwargs)
@@ -133,16 +148,19 @@ class ReplayedStep:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function's Python, unwatched."""
         self._paused = max(self._paused - 1, 0)
-        run_pending()
-        result = self.function(*args, **kwargs)
-        run_pending()
+        run_pending(STEP_BEGINS)
+        with state.lazy_region(), whole_graph() if self.full_graph else contextlib.nullcontext():
+            result = self.function(*args, **kwargs)
+        graph = state.trace.node
+        run_pending(STEP_ENDS)
+        self._graphs.note(graph)
         return result
 
     def _replay(self, run: Callable[[], Any], steps: int = 1) -> Any:
         with state.lock:
             raise_failed_checks()
             if state.trace.num_nodes:
-                run_pending()
+                run_pending(STEP_BEGINS)
             self._check_state()
             result = run()
         self._replays += steps
@@ -167,7 +185,9 @@ class ReplayedStep:
             plan.follow(now)
 
     def _observe(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        seen = observe(self.function, args, kwargs, self._roots)
+        seen = observe(self.function, args, kwargs, self._roots, full_graph=self.full_graph)
+        if seen.node is not None:
+            self._graphs.note(seen.node)
         result, seen.result = seen.result, None
         earlier = self._last.get(key)
         difference: str | None = "it was not observed before"
