@@ -43,7 +43,14 @@ LAYERS = (
     Layer(("xlatrainer.backend.replay.series",)),
     Layer(("xlatrainer.backend.replay.plan",)),
     Layer(("xlatrainer.backend.replay.observation",)),
-    Layer(("xlatrainer.backend.replay", "xlatrainer.backend.replay.optimizers", "xlatrainer.backend.replay.snapshot", "xlatrainer.backend.replay.graphs")),
+    Layer(
+        (
+            "xlatrainer.backend.replay",
+            "xlatrainer.backend.replay.optimizers",
+            "xlatrainer.backend.replay.snapshot",
+            "xlatrainer.backend.replay.graphs",
+        )
+    ),
     Layer(("xlatrainer.backend.counted_kernels",)),
     Layer(("xlatrainer.backend.writing",)),
     Layer(
@@ -80,13 +87,13 @@ LAYERS = (
             "xlatrainer.backend.runtime",
         )
     ),
+    Layer(("xlatrainer.backend.differences",)),
     # and plain functions and data; lowerings know nothing of nodes and traces.
     Layer(("xlatrainer.backend.strided",)),
     Layer(
         (
             "xlatrainer.backend.lowerings",
             "xlatrainer.backend.ir",
-            "xlatrainer.backend.differences",
             "xlatrainer.backend.schema",
             "xlatrainer.backend.source",
             "xlatrainer.backend.counters",

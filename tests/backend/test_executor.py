@@ -18,7 +18,7 @@ Counts = dict[str, int]
 
 
 class Counted:
-    """Counters since the block began."""
+    """Counters of what the device did since the block began; `MarkStep` counts what it was asked to do."""
 
     def __enter__(self) -> "Counted":
         self.before = counters.snapshot()
@@ -26,7 +26,9 @@ class Counted:
 
     def __exit__(self, *_: object) -> None:
         self.counts = {
-            n: c - self.before.get(n, 0) for n, c in counters.snapshot().items() if c != self.before.get(n, 0)
+            n: c - self.before.get(n, 0)
+            for n, c in counters.snapshot().items()
+            if c != self.before.get(n, 0) and n != "MarkStep"
         }
 
 

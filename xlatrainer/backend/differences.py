@@ -30,7 +30,7 @@ class Difference:
 
 
 def difference(before: Node, now: Node) -> Difference | None:
-    """The first difference of the graph that ends in `now` from the one that ends in `before`; None if there is none."""
+    """The first difference of the graph that ends in `now` from the one that ends in `before`, if there is any."""
     old_path, new_path = before.path(), now.path()
     for old, new in zip(old_path, new_path, strict=False):
         if old is new:
@@ -87,7 +87,7 @@ def _of_specs(before: Spec, now: Spec) -> tuple[str, str]:
 
 
 def nearest(now: Node, earlier: Iterable[Node]) -> Node | None:
-    """Of graphs by their ends, the one whose operators are most like those of `now`; of equals the last. None of none."""
+    """Of graphs, by their ends, the one whose operators are most like those of `now`; of equals the last."""
     names = [node.operation.name for node in now.path()]
     best, most = None, -1.0
     for end in earlier:

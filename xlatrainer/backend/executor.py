@@ -131,7 +131,6 @@ def start(
     except jax.errors.JaxRuntimeError as error:
         raise ExecutionError(f"the program failed: {error}\n{program.describe()}") from error
     counters.add("Execute")
-    counters.add("CreateDataHandles", len(results))
     measurements.record("ExecuteTime", time.perf_counter() - began)
     if program.checks:
         state.checks.append((program, results.pop()))

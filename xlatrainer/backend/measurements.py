@@ -9,18 +9,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
 
-__all__ = ["KEPT", "Measurement", "Sample", "names", "of", "record", "reset", "timed"]
+__all__ = ["KEPT", "Measurement", "names", "of", "record", "reset", "timed"]
 
 KEPT = 1024
-
-
-class Sample(NamedTuple):
-    """One sample: `time.monotonic()` when it was taken, and its value (seconds, or a number of things)."""
-
-    when: float
-    value: float
 
 
 class Measurement:
@@ -29,14 +21,15 @@ class Measurement:
     Attributes:
         unit: "s" for seconds, "" for plain numbers.
         count: how many samples there were; `total`: their sum.
-        samples: the latest ones.
+        times: `time.monotonic()` of the latest samples; `values`: the samples themselves.
     """
 
     def __init__(self, unit: str) -> None:
         self.unit = unit
         self.count = 0
         self.total = 0.0
-        self.samples: deque[Sample] = deque(maxlen=KEPT)
+        self.times: deque[float] = deque(maxlen=KEPT)
+        self.values: deque[float] = deque(maxlen=KEPT)
 
 
 _lock = threading.Lock()
@@ -45,14 +38,14 @@ _measurements: dict[str, Measurement] = {}
 
 def record(name: str, value: float, unit: str = "s") -> None:
     """Take a sample."""
-    sample = Sample(time.monotonic(), value)
     with _lock:
         found = _measurements.get(name)
         if found is None:
             found = _measurements[name] = Measurement(unit)
         found.count += 1
         found.total += value
-        found.samples.append(sample)
+        found.times.append(time.monotonic())
+        found.values.append(value)
 
 
 @contextlib.contextmanager
@@ -77,7 +70,8 @@ def of(name: str) -> Measurement | None:
             return None
         copy = Measurement(found.unit)
         copy.count, copy.total = found.count, found.total
-        copy.samples.extend(found.samples)
+        copy.times.extend(found.times)
+        copy.values.extend(found.values)
         return copy
 
 

@@ -79,7 +79,6 @@ def to_device(tensor: torch.Tensor) -> Any:
     else:
         array = np.from_dlpack(tensor)  # `tensor.numpy()` would forbid the user to resize the tensor ever after
     counters.add("TransferToDevice")
-    counters.add("CreateDataHandles")
     with measurements.timed("TransferToDeviceTime"), x64():
         return jax.device_put(_private_copy(array), default_device())
 

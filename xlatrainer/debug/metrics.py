@@ -1,8 +1,9 @@
 """The report of counters and measurements, in PyTorch/XLA's format and under its names.
 
-Reads what `backend.counters` and `backend.measurements` hold. Two kinds of counters are worked out when they are asked
-for, so that they cost nothing before: `xla::<operator>` (how often an operator ran as part of a program) from the
-programs and their numbers of runs, and `DestroyDataHandles` from the arrays that are still alive.
+Reads what `backend.counters` and `backend.measurements` hold. Some counters are worked out when they are asked for, so
+that they cost nothing before: `xla::<operator>` (how often an operator ran as part of a program) and
+`CreateDataHandles` (arrays that came to be on the device) from the programs and their numbers of runs, and
+`DestroyDataHandles` from the arrays that are still alive.
 """
 
 import math
@@ -58,7 +59,7 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
         `time.monotonic()` in seconds, values of metrics named `...Time` are seconds. None if there is no sample.
     """
     found = measurements.of(name)
-    return None if found is None else (found.count, found.total, [(s.when, s.value) for s in found.samples])
+    return None if found is None else (found.count, found.total, list(zip(found.times, found.values, strict=True)))
 
 
 def executed_fallback_ops() -> list[str]:
@@ -119,11 +120,10 @@ def _report(names: Iterable[str], values: dict[str, int]) -> str:
 
 
 def _metric_lines(name: str, found: Measurement) -> list[str]:
-    values = [sample.value for sample in found.samples]
+    values = list(found.values)
     lines = [f"Metric: {name}", f"  TotalSamples: {found.count}", f"  Accumulator: {_text(found.total, found.unit)}"]
-    first = found.samples[0]
-    began = first.when - (first.value if found.unit == "s" else 0)
-    span = found.samples[-1].when - began
+    began = found.times[0] - (values[0] if found.unit == "s" else 0)
+    span = found.times[-1] - began
     if span > 0:
         lines.append(f"  ValueRate: {_text(sum(values) / span, found.unit)} / second")
         lines.append(f"  Rate: {len(values) / span:.6g} / second")
@@ -165,10 +165,12 @@ def time_text(seconds: float) -> str:
 
 def _counters() -> dict[str, int]:
     values = Counter(counters.snapshot())
+    values["CreateDataHandles"] = values["TransferToDevice"]
     for each in program.live_programs():
+        values["CreateDataHandles"] += each.runs * len(each.outputs)
         for node in each.nodes if each.runs else ():
             if node.operation.lower is not None:
                 values[f"xla::{node.operation.name.removeprefix('aten::').partition('.')[0]}"] += each.runs
-    if "CreateDataHandles" in values:
+    if values["CreateDataHandles"]:
         values["DestroyDataHandles"] = max(values["CreateDataHandles"] - runtime.num_live_arrays(), 0)
     return {name: count for name, count in values.items() if count}
