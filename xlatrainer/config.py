@@ -65,6 +65,33 @@ SETTINGS: dict[str, Setting] = {
     "max_async_closures": Setting(
         "XLA_MAX_ASYNC_QUEUE", 100, "asynchronous step closures that may wait before a step waits for them"
     ),
+    "debug": Setting("PT_XLA_DEBUG", "0", "whether compilations and executions are analysed", ("0", "1")),
+    "debug_level": Setting(
+        "PT_XLA_DEBUG_LEVEL", -1, "0: no analysis, 1: of compilations, 2: of executions too; -1: what PT_XLA_DEBUG says"
+    ),
+    "debug_file": Setting("PT_XLA_DEBUG_FILE", "", "the file that the analysis is appended to; empty: stderr"),
+    "ir_debug": Setting(
+        "XLA_IR_DEBUG", "0", "whether recorded operators keep the user's whole stack instead of one line", ("0", "1")
+    ),
+    "hlo_debug": Setting("XLA_HLO_DEBUG", "0", "whether programs carry operators and the user's lines", ("0", "1")),
+    "save_tensors_file": Setting(
+        "XLA_SAVE_TENSORS_FILE", "", "the file, with .0 behind its name, that every graph that runs is appended to"
+    ),
+    "save_tensors_format": Setting(
+        "XLA_SAVE_TENSORS_FMT", "text", "the form of those graphs", ("text", "dot", "hlo", "stablehlo")
+    ),
+    "metrics_file": Setting("XLA_METRICS_FILE", "", "the file that the metrics report is appended to at each step"),
+    "save_hlo_file": Setting("XLA_SAVE_HLO_FILE", "", "the file that a program is written to that fails"),
+    "dump_hlo_graph": Setting(
+        "XLA_DUMP_HLO_GRAPH", "0", "whether the error of a program that fails shows its HLO", ("0", "1")
+    ),
+    "sync_wait": Setting("XLA_SYNC_WAIT", "0", "whether every sync waits for the results", ("0", "1")),
+    "get_tensors_opbyop": Setting(
+        "XLA_GET_TENSORS_OPBYOP", "0", "whether each operator is a program of its own; read at import", ("0", "1")
+    ),
+    "sync_tensors_opbyop": Setting(
+        "XLA_SYNC_TENSORS_OPBYOP", "0", "the same as XLA_GET_TENSORS_OPBYOP; read at import", ("0", "1")
+    ),
     "max_pending_nodes": Setting(
         "XLATRAINER_MAX_PENDING_NODES", 2000, "nodes after which the next host-to-device copy ends the trace"
     ),

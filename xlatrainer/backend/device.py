@@ -5,10 +5,12 @@ May import: everything in backend.
 
 import torch
 
+from xlatrainer import config
 from xlatrainer.backend import closures, counters, runtime
 from xlatrainer.backend.executor import run_pending
 from xlatrainer.backend.executor import wait as wait_for_device
 from xlatrainer.backend.random import manual_seed
+from xlatrainer.backend.state import state
 
 __all__ = ["device", "device_count", "devices", "manual_seed", "real_devices", "sync", "wait_device_ops"]
 
@@ -57,7 +59,9 @@ def sync(wait: bool = False) -> None:
     step_closures = closures.take()
     run_pending("sync")
     closures.run(step_closures)
-    if wait:
+    if state.reporter is not None:
+        state.reporter.stepped()
+    if wait or config.get("sync_wait") == "1":
         wait_device_ops()
 
 

@@ -129,7 +129,7 @@ def start(
     try:
         results = program.run(buffers, floats, ints, random)
     except jax.errors.JaxRuntimeError as error:
-        raise ExecutionError(f"the program failed: {error}\n{program.describe()}") from error
+        raise ExecutionError(f"the program failed: {error}\n{program.describe()}{program.dumped()}") from error
     counters.add("Execute")
     measurements.record("ExecuteTime", time.perf_counter() - began)
     if program.checks:

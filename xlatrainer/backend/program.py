@@ -5,8 +5,10 @@ leaves are donated. Knows nothing of tensors. May import: program_cache, ir, run
 errors.
 """
 
+import contextlib
 import weakref
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -71,6 +73,16 @@ class Graph:
         """The graph, a line for each node."""
         return self.nodes[-1].text() if self.nodes else iter(())
 
+    def dumped(self) -> str:
+        """For the error of a program that fails: its HLO, if it is asked for; also writes it to the file for it."""
+        path, shown = config.get("save_hlo_file"), config.get("dump_hlo_graph") == "1"
+        if not (path or shown):
+            return ""
+        text = self.lowered().as_text(dialect="hlo")
+        if path:
+            Path(path).write_text(text, encoding="utf-8")
+        return f"\n{text}" if shown else f"\nits HLO is in {path}"
+
     def describe(self, last: int = 8) -> str:
         """The last operators with the user's lines."""
         lines = [f"  {node.operation.name} at {node.line}" for node in self.nodes if node.operation.lower is not None]
@@ -115,7 +127,25 @@ class Program(Graph):
         try:
             return compiled_lowering(self.lowered([i for i, given in enumerate(self.donated) if given]))
         except jax.errors.JaxRuntimeError as error:
-            raise CompileError(f"XLA could not compile the program: {error}\n{self.describe()}") from error
+            raise CompileError(
+                f"XLA could not compile the program: {error}\n{self.describe()}{self.dumped()}"
+            ) from error
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of arguments, outputs, memory that both share (donated), temporaries and code, as XLA says it.
+
+        Empty where it does not.
+        """
+        analysis = getattr(self.compiled, "memory_analysis", lambda: None)()
+        if analysis is None:
+            return {}
+        return {
+            "arguments": int(analysis.argument_size_in_bytes),
+            "outputs": int(analysis.output_size_in_bytes),
+            "donated": int(analysis.alias_size_in_bytes),
+            "temporaries": int(analysis.temp_size_in_bytes),
+            "code": int(analysis.generated_code_size_in_bytes),
+        }
 
     def run(self, leaves: list[Any], floats: list[float], ints: list[int], random: tuple[int, int]) -> list[Any]:
         """Start the program; returns its output arrays, which may still be being computed."""
@@ -189,6 +219,13 @@ def _successors(
     return successors
 
 
+def _scope(node: Node) -> Any:
+    """Where the operator comes from, in the names of what it is lowered to, if that is asked for."""
+    if config.get("hlo_debug") != "1":
+        return contextlib.nullcontext()
+    return jax.named_scope(f"{node.operation.name} at {node.line}")
+
+
 def _needed(program: Graph) -> set[int]:
     """Indices of the nodes that the outputs depend on; the others are not lowered at all."""
     wanted = set(program.outputs)
@@ -253,7 +290,7 @@ def lower_program(program: Graph, inputs: list[Any], floats: Any, ints: Any, ran
             own_ints = ints[num_ints : num_ints + operation.num_ints]
             operands = [env[slot] for slot in node.operands]
             try:
-                with collecting() as found:
+                with collecting() as found, _scope(node):
                     results = operation.lower(operands, own_floats, own_ints, key)
             except Exception as error:
                 raise LoweringError(

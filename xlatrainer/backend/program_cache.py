@@ -73,9 +73,10 @@ def key_of(
 ) -> str | None:
     """A name for the program of these nodes; None if it is not to be kept.
 
-    That is so without a folder, and for an operator that has no text that says all of it.
+    That is so without a folder, for programs that carry the user's lines, and for an operator that has no text that
+    says all of it.
     """
-    if folder() is None:
+    if folder() is None or config.get("hlo_debug") == "1":
         return None
     digest = hashlib.sha256(_surroundings().encode())
     digest.update(repr((tuple(outputs), tuple(donated), numbers, config.get("check_indices"))).encode())

@@ -3,7 +3,7 @@
 Autograd runs backward passes on threads of its own, so the trace belongs to the device and not to a thread;
 `state.lock` is held while an operator is recorded and while a trace is run.
 
-May import: ir, source, errors.
+May import: ir, source, config, errors.
 """
 
 import contextlib
@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from xlatrainer import config
 from xlatrainer.backend.ir import Node, Operation, Trace, make_root
-from xlatrainer.backend.source import user_line
+from xlatrainer.backend.source import user_line, user_stack
 from xlatrainer.errors import ForkedProcessError
 
 __all__ = ["Compilation", "DeviceState", "state"]
@@ -92,7 +93,8 @@ class DeviceState:
 
     def extend(self, parent: Node, operation: Operation, token: tuple[Any, ...], num_slots: int) -> Node:
         """A new node of the tree, for a trace that leaves the known paths."""
-        node = Node(parent, operation, token[1:], num_slots, user_line() if operation.lower is not None else "")
+        line = "" if operation.lower is None else user_stack() if config.get("ir_debug") == "1" else user_line()
+        node = Node(parent, operation, token[1:], num_slots, line)
         parent.children[token] = node
         self.tree_nodes += 1
         return node

@@ -1,5 +1,7 @@
 """To see what the device did, and why: `from xlatrainer import debug; print(debug.metrics_report())`."""
 
+from xlatrainer.debug.analysis import Recompile, explain_recompiles, install
+from xlatrainer.debug.dumps import graph, hlo
 from xlatrainer.debug.metrics import (
     clear_all,
     clear_counters,
@@ -14,14 +16,20 @@ from xlatrainer.debug.metrics import (
 )
 
 __all__ = [
+    "Recompile",
     "clear_all",
     "clear_counters",
     "clear_metrics",
     "counter_names",
     "counter_value",
     "executed_fallback_ops",
+    "explain_recompiles",
+    "graph",
+    "hlo",
     "metric_data",
     "metric_names",
     "metrics_report",
     "short_metrics_report",
 ]
+
+install()

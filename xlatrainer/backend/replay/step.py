@@ -88,7 +88,7 @@ class ReplayedStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self._call(args, kwargs)
-        run_waiting()
+        self._ended_step()
         return result
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -128,7 +128,7 @@ class ReplayedStep:
                     results = self._replay(
                         lambda: self._series_of(plan, len(batches)).run(given, self._shadows, before_each), len(given)
                     )
-                    run_waiting()
+                    self._ended_step()
                     return results
                 except Mismatch as change:
                     self._ended(str(change))
@@ -138,6 +138,12 @@ class ReplayedStep:
                 before_each(index)
             results.append(self(*args))
         return results
+
+    @staticmethod
+    def _ended_step() -> None:
+        run_waiting()
+        if state.reporter is not None:
+            state.reporter.stepped()
 
     @staticmethod
     def _series_of(plan: Plan, number: int) -> Series:
