@@ -30,8 +30,20 @@ class Layer:
 # From the top down. A unit takes in all modules below it, unless units below it have rows of their own: then it stands
 # for its `__init__` alone, and a new module beside them needs a place here.
 LAYERS = (
+    Layer(("xlatrainer.__main__",)),
+    Layer(("xlatrainer.cli.main",)),
+    Layer(
+        (
+            "xlatrainer.cli",
+            "xlatrainer.cli.bench",
+            "xlatrainer.cli.debug_run",
+            "xlatrainer.cli.dump_stacks",
+            "xlatrainer.cli.info",
+        ),
+        sideways=True,
+    ),
     Layer(("xlatrainer", "xlatrainer.torch_xla")),
-    Layer(("xlatrainer.trainer", "xlatrainer.debug")),
+    Layer(("xlatrainer.trainer", "xlatrainer.debug", "xlatrainer.profiler")),
     Layer(("xlatrainer.strategies", "xlatrainer.data", "xlatrainer.metrics", "xlatrainer.callbacks")),
     Layer(("xlatrainer.distributed",)),
     # The device: what torch calls,

@@ -22,16 +22,22 @@ PUBLIC_NAMES = {
     "device_count",
     "devices",
     "eager_mode",
+    "fork_rng",
+    "get_memory_info",
+    "get_rng_state",
+    "initialize_cache",
     "is_eager_mode",
     "manual_seed",
     "metrics",
+    "profiler",
     "real_devices",
+    "set_rng_state",
     "strategies",
     "step",
     "sync",
     "wait_device_ops",
 }
-PUBLIC_MODULES = {"callbacks", "counters", "data", "debug", "metrics", "strategies"}
+PUBLIC_MODULES = {"callbacks", "counters", "data", "debug", "metrics", "profiler", "strategies"}
 
 
 def test_the_names_are_these() -> None:

@@ -4,7 +4,7 @@ import xlatrainer as xla
 history = xla.Trainer(model, optimizer="adam", metrics=["accuracy"]).fit(loader, epochs=5)
 """
 
-from xlatrainer import callbacks, data, debug, metrics, strategies
+from xlatrainer import callbacks, data, debug, metrics, profiler, strategies
 from xlatrainer.backend import counters
 from xlatrainer.backend.capture import compile, step
 from xlatrainer.backend.closures import add_step_closure
@@ -17,7 +17,10 @@ from xlatrainer.backend.device import (
     sync,
     wait_device_ops,
 )
+from xlatrainer.backend.memory import get_memory_info
 from xlatrainer.backend.modes import eager_mode, is_eager_mode
+from xlatrainer.backend.program_cache import initialize_cache
+from xlatrainer.backend.random import fork_rng, get_rng_state, set_rng_state
 from xlatrainer.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -35,10 +38,16 @@ __all__ = [
     "device_count",
     "devices",
     "eager_mode",
+    "fork_rng",
+    "get_memory_info",
+    "get_rng_state",
+    "initialize_cache",
     "is_eager_mode",
     "manual_seed",
     "metrics",
+    "profiler",
     "real_devices",
+    "set_rng_state",
     "strategies",
     "step",
     "sync",

@@ -8,22 +8,54 @@ import resource
 import sys
 from pathlib import Path
 
+import torch
+
 from xlatrainer.backend import runtime
 
-__all__ = ["memory_in_use"]
+__all__ = ["get_memory_info", "memory_in_use"]
 
 
 def memory_in_use() -> int:
     """Bytes in use on the device now; where XLA computes on the CPU, the resident memory of this process."""
+    return get_memory_info()["bytes_used"]
+
+
+def get_memory_info(device: torch.device | str | None = None) -> dict[str, int]:
+    """The memory of the device; where XLA computes on the CPU, of this process and the machine. Runs nothing.
+
+    Args:
+        device: the one device; default None.
+
+    Returns:
+        "bytes_used", "bytes_limit" and "peak_bytes_used"; the same in KiB as "kb_total" (the limit) and "kb_free" (what
+        is not used of it).
+    """
     statistics = runtime.default_device().memory_stats()
     if statistics and "bytes_in_use" in statistics:
-        return int(statistics["bytes_in_use"])
-    return _resident()
+        used = int(statistics["bytes_in_use"])
+        limit = int(statistics.get("bytes_limit", used))
+        peak = int(statistics.get("peak_bytes_in_use", used))
+    else:
+        used, limit, peak = _resident(), _of_the_machine(), _peak()
+    return {
+        "bytes_used": used,
+        "bytes_limit": limit,
+        "peak_bytes_used": max(peak, used),
+        "kb_total": limit // 1024,
+        "kb_free": (limit - used) // 1024,
+    }
 
 
 def _resident() -> int:
     pages = Path("/proc/self/statm")
     if pages.exists():
         return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024)
+    return _peak()
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _of_the_machine() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

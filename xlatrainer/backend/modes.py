@@ -1,15 +1,16 @@
 """Eager mode: every operator runs at once.
 
-May import: executor, measurements, state.
+May import: executor, measurements, state, config.
 """
 
 import time
 
+from xlatrainer import config
 from xlatrainer.backend import measurements
 from xlatrainer.backend.executor import run_pending
 from xlatrainer.backend.state import state
 
-__all__ = ["eager_mode", "is_eager_mode"]
+__all__ = ["begin_as_set", "eager_mode", "is_eager_mode"]
 
 
 def eager_mode(enable: bool) -> None:
@@ -38,6 +39,12 @@ def eager_mode(enable: bool) -> None:
 def is_eager_mode() -> bool:
     """Whether operators run at once."""
     return state.is_eager
+
+
+def begin_as_set() -> None:
+    """At import: the mode that the environment asks for."""
+    if "1" in (config.get("get_tensors_opbyop"), config.get("sync_tensors_opbyop")):
+        state.set_eager(_run_operator)
 
 
 def _run_operator() -> None:

@@ -27,7 +27,7 @@ def random_states() -> dict[str, Any]:
         "python": {"version": version, "words": torch.tensor(words), "gauss": gauss},
         "numpy": dict(np.random.get_state(legacy=False)),
         "torch": torch.get_rng_state(),
-        "xla": device_random.get_rng_state(),
+        "xla": device_random.get_rng_state_tensor(),
     }
 
 
@@ -37,4 +37,4 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
     random.setstate((own["version"], tuple(own["words"].tolist()), own["gauss"]))
     np.random.set_state(dict(states["numpy"]))
     torch.set_rng_state(states["torch"])
-    device_random.set_rng_state(states["xla"])
+    device_random.set_rng_state_tensor(states["xla"])

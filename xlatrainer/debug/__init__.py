@@ -14,6 +14,7 @@ from xlatrainer.debug.metrics import (
     metrics_report,
     short_metrics_report,
 )
+from xlatrainer.debug.stacks import enable_stack_dumps
 
 __all__ = [
     "Recompile",
@@ -22,6 +23,7 @@ __all__ = [
     "clear_metrics",
     "counter_names",
     "counter_value",
+    "enable_stack_dumps",
     "executed_fallback_ops",
     "explain_recompiles",
     "graph",
