@@ -54,17 +54,18 @@ def fit_loop(trainer: Trainer, plan: FitPlan, hooks: CallbackList) -> None:
     hooks.call("on_train_begin")
     with trainer.strategy.loop(), training(trainer.model):
         for epoch in range(plan.initial_epoch, plan.epochs):
-            if trainer.stop_training:
+            if trainer.stop_training or not plan.batches.begin_epoch(epoch):
                 break
             hooks.call("on_epoch_begin", epoch)
             logs = _train_epoch(trainer, plan, hooks)
-            if plan.validation is not None and plan.validates_after(epoch):
+            if plan.validation is not None and plan.validates_after(epoch) and plan.validation.begin_epoch(epoch):
                 logs = logs.with_validation(evaluate_loop(trainer, plan.validation, hooks))
             if trainer.schedules.schedulers:
                 logs["learning_rate"] = trainer.learning_rate
                 trainer.schedules.after_epoch(logs, plan.validation is not None)
             trainer.epoch = epoch + 1
             hooks.call("on_epoch_end", epoch, logs=logs)
+    plan.batches.close()
     hooks.call("on_train_end", logs=logs)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from xlatrainer.data.batch import split_batch
+from xlatrainer.data.batch import Arguments, split_batch
 from xlatrainer.metrics.mean import Mean
 from xlatrainer.metrics.metric import Metric, update_metrics
 from xlatrainer.strategies.strategy import Step
@@ -145,7 +145,8 @@ class Stepper:
 
     def predict(self, batch: Any) -> Any:
         """The predictions for a batch, on the device."""
-        output = self._trainer.predict_step(self._strategy.to_device(split_batch(batch).inputs))
+        inputs = split_batch(batch, Arguments.of(self._trainer.model)).inputs
+        output = self._trainer.predict_step(self._strategy.to_device(inputs))
         self._strategy.end_step()
         return output
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from xlatrainer.data.batch import split_batch
+from xlatrainer.data.batch import Arguments, plain_batch, split_batch
 from xlatrainer.strategies.nested import tensors_in
 from xlatrainer.trainer.losses import LossFunction, checked_loss, predictions_of
 
@@ -47,7 +47,7 @@ class Outcome:
 
 def eval_step(model: nn.Module, loss_function: LossFunction, batch: Any) -> Outcome:
     """Forward and loss."""
-    inputs, target, _ = split_batch(batch)
+    inputs, target, _ = split_batch(batch, Arguments.of(model))
     output = call_model(model, inputs)
     loss = checked_loss(loss_function(output, target))
     return Outcome(loss, predictions_of(output), target, num_rows(target, inputs))
@@ -130,9 +130,15 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
 
 
 def rows_of(batch: Any) -> int:
-    """The examples in a batch: the rows of its targets, or of its first input."""
-    inputs, target, _ = split_batch(batch)
-    return num_rows(target, inputs)
+    """The examples in a batch: the rows of its targets, or of its first tensor.
+
+    A batch for a step of the user's may have any form.
+    """
+    batch = plain_batch(batch)
+    if isinstance(batch, Mapping) or (isinstance(batch, tuple | list) and len(batch) in (2, 3)):
+        inputs, target = (batch, batch.get("labels")) if isinstance(batch, Mapping) else batch[:2]
+        return num_rows(target, inputs)
+    return num_rows(batch)
 
 
 def num_rows(*trees: Any) -> int:

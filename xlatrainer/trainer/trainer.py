@@ -175,13 +175,31 @@ class Trainer:
         epoch's loss and metrics are those of all examples.
 
         Args:
-            x: A DataLoader, a list of batches, or any other iterable of batches, gone through once an epoch. An
-                iterator that cannot start anew (a generator) does for one epoch.
+            x: Batches: a DataLoader, a list, a Keras-style sequence or any other iterable. Or what is batched here: a
+                dataset of torch or Hugging Face, or tensors and arrays: one, a dict of them (the model's keyword
+                arguments), or with `y` also a tuple (its positional ones). docs/trainer.md has the forms of a batch.
+            y: Targets for tensors and arrays, of as many rows. Default None.
+            batch_size: Rows in a batch, for what is batched here. Default None, which means 32.
             epochs: The number of the last epoch, as in Keras: `epochs - initial_epoch` are trained. Default 1.
             verbose: 0 silent, 1 a progress bar, 2 one line an epoch. Default "auto": 1 in a terminal, otherwise 2.
             callbacks: Further callbacks, for this call.
-            validation_data: Batches to evaluate after each epoch; their values get `val_` names. Default None.
+            validation_split: The part of tensors, arrays or a dataset to validate on: its last rows, set aside before
+                shuffling. Default 0.0, none.
+            validation_data: Data to evaluate after each epoch: as for `x`, or a tuple (x, y) or (x, y, sample_weight)
+                of tensors and arrays. Its values get `val_` names. Default None.
+            shuffle: Whether each epoch has an order of its own, from torch's CPU generator: for tensors, arrays,
+                datasets that can be indexed and Keras-style sequences. All else keeps its order. Default True.
+            class_weight: Weights of classes by number, for integer targets; a class left out weighs 1. They multiply
+                the sample weights. Default None.
+            sample_weight: A weight for each row of tensors and arrays; batches have theirs as a third item or under the
+                key "sample_weight". The loss is the weighted sum divided by the number of rows. Default None.
             initial_epoch: Epochs to leave out, for a training that goes on: `trainer.epoch` after a `load`. Default 0.
+            steps_per_epoch: Batches in an epoch. The next epoch goes on where the last one stopped; data that ends
+                starts anew, unless all of it was in this epoch, which then ends early with a warning. An iterator that
+                ends ends the training. Default None, all there are.
+            validation_steps: Batches in a validation, which starts anew each time where the data can. Default None,
+                all.
+            validation_batch_size: As `batch_size`, for the validation. Default None, the same.
             validation_freq: Validate after every so many epochs, or a list of the epochs, counted from 1, to validate
                 after. Default 1.
             max_steps: End when `trainer.step` has come to this number, at the latest. Default None, no such end.
@@ -190,18 +208,28 @@ class Trainer:
             The `History`: `history.history["loss"]` has one value an epoch, each weighted by examples.
 
         Raises:
-            TypeError: If `x` does not yield batches, or a batch is not (inputs, targets).
-            ValueError: If there is no batch to train on, or no default loss fits.
+            TypeError: If `x` does not yield batches, or one of them is no batch.
+            ValueError: If there is no batch to train on, if data never ends and `steps_per_epoch` is not given, if an
+                argument does not go with this kind of data, or if no default loss fits.
         """
         if epochs < 1 or initial_epoch < 0:
             raise ValueError(
                 f"epochs must be at least 1 and initial_epoch at least 0, got {epochs} and {initial_epoch}"
             )
         batches, validation = batches_to_train(
+            self.model,
             x,
             y,
+            sample_weight,
             epochs=epochs - initial_epoch,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            class_weight=class_weight,
+            steps_per_epoch=steps_per_epoch,
+            validation_split=validation_split,
             validation_data=validation_data,
+            validation_batch_size=validation_batch_size,
+            validation_steps=validation_steps,
         )
         history = _find(History, [*self.callbacks, *callbacks])
         if history is None:
@@ -226,14 +254,15 @@ class Trainer:
         """The loss and the metrics over `x`, in eval mode.
 
         Args:
-            x: As for `fit`.
+            x, y, batch_size, sample_weight: As for `fit`.
             verbose: As for `fit`.
+            steps: Batches to go through. Default None, all.
             callbacks: Further callbacks, for this call.
 
         Returns:
             The values by name: "loss" and the metrics, over all examples alike.
         """
-        batches = batches_to_evaluate(x, y)
+        batches = batches_to_evaluate(self.model, x, y, sample_weight, batch_size=batch_size, steps=steps)
         hooks = self._begin(callbacks, verbose, 1, batches)
         self.strategy.end_step()
         with hooks.guarded():
@@ -250,10 +279,11 @@ class Trainer:
         """The model's outputs for `x`, in eval mode and without gradients.
 
         Args:
-            x: A tensor or array of inputs, shape (rows, ...), or batches as for `fit`; these may be of inputs alone
-                if those are tensors or dicts. Targets are left unused.
-            batch_size: Rows a batch, only for a tensor or array. Default None, which means 32.
+            x: Inputs: a tensor or array of shape (rows, ...), a tuple or dict of them, or data as for `fit`, whose
+                batches may be of inputs alone if those are tensors or dicts. Targets are left unused.
+            batch_size: Rows a batch, for what is batched here. Default None, which means 32.
             verbose: As for `fit`.
+            steps: Batches to go through. Default None, all.
             callbacks: Further callbacks, for this call.
 
         Returns:
@@ -263,7 +293,7 @@ class Trainer:
         Raises:
             ValueError: If `batch_size` is given with batches.
         """
-        batches = batches_to_predict(x, batch_size)
+        batches = batches_to_predict(self.model, x, batch_size=batch_size, steps=steps)
         hooks = self._begin(callbacks, verbose, 1, batches)
         self.strategy.end_step()
         with hooks.guarded():
