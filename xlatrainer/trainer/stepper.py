@@ -6,6 +6,7 @@ output of its program: each step is recorded in a function of its own.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -146,7 +147,8 @@ class Stepper:
     def predict(self, batch: Any) -> Any:
         """The predictions for a batch, on the device."""
         inputs = split_batch(batch, Arguments.of(self._trainer.model)).inputs
-        output = self._trainer.predict_step(self._strategy.to_device(inputs))
+        with self._averaged():
+            output = self._trainer.predict_step(self._strategy.to_device(inputs))
         self._strategy.end_step()
         return output
 
@@ -201,7 +203,13 @@ class Stepper:
         self.updates.norms.clear()
 
     def _record_test(self, batch: Any) -> dict[str, Tensor]:
-        return self._values(self._own_step("validation_step", batch))
+        with self._averaged():
+            outcome = self._own_step("validation_step", batch)
+        return self._values(outcome)
+
+    def _averaged(self) -> contextlib.AbstractContextManager[None]:
+        """The model with the averages of its weights, if there are any."""
+        return contextlib.nullcontext() if self.updates.ema is None else self.updates.ema.applied()
 
     def _own_step(self, name: str, batch: Any) -> Outcome:
         self._batch_rows = rows_of(batch)

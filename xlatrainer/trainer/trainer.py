@@ -22,6 +22,7 @@ from xlatrainer.strategies.registry import resolve_strategy
 from xlatrainer.strategies.strategy import Strategy
 from xlatrainer.trainer.checkpoint import collect_state, read_checkpoint, restore_state, write_checkpoint
 from xlatrainer.trainer.clipping import Clipping
+from xlatrainer.trainer.ema import EMA
 from xlatrainer.trainer.inputs import batches_to_evaluate, batches_to_predict, batches_to_train
 from xlatrainer.trainer.logs import Logs
 from xlatrainer.trainer.loops import FitPlan, evaluate_loop, fit_loop, predict_loop
@@ -78,11 +79,15 @@ class Trainer:
         scheduler_interval: "step", after each update, or "epoch". Default None: "step" for `OneCycleLR`, `CyclicLR` and
             `xlatrainer.trainer.WarmupCosineLR`, "epoch" for others; `ReduceLROnPlateau` always has "epoch".
         scheduler_monitor: What `ReduceLROnPlateau` looks at; default None, "val_loss" or without validation "loss".
+        use_ema: Keep averages of the weights, which `evaluate`, the validation of `fit` and `predict` then use. Default
+            False.
+        ema_momentum: How much of an average an update keeps. Default 0.99.
 
     Attributes:
         model: The model, on the device.
         optimizer: The optimizer. Its param groups may be changed at any time; a new learning rate compiles nothing.
         optimizers: All optimizers by name: `{"optimizer": optimizer}`, or the dict that was given, on the device.
+        ema: The averages of the weights, or None; `trainer.ema.copy_to_model()` makes them the model's own.
         learning_rate: The current one, of the first param group of `optimizer`.
         epoch: Epochs completed; `step`: updates made; `num_examples`: examples trained on. All are saved and loaded.
         stop_training: Set it to True (from a callback, say) to end `fit` after the current batch.
@@ -116,6 +121,8 @@ class Trainer:
         scheduler: SchedulerSpec = None,
         scheduler_interval: str | None = None,
         scheduler_monitor: str | None = None,
+        use_ema: bool = False,
+        ema_momentum: float = 0.99,
     ) -> None:
         before = frozenset(vars(self))
         if steps_per_execution < 1:
@@ -133,7 +140,8 @@ class Trainer:
             loss.to(self.strategy.device)
         for metric in resolved_metrics:
             metric.to(self.strategy.device)
-        updates = Updates(self.optimizers, Clipping(global_clipnorm, clipnorm, clipvalue))
+        self.ema = EMA(self.model, ema_momentum) if use_ema else None
+        updates = Updates(self.optimizers, Clipping(global_clipnorm, clipnorm, clipvalue), self.ema)
         self.stepper = Stepper(self, loss_function, resolved_metrics, updates)
         self.gradient_accumulation_steps = _one_name(
             1, gradient_accumulation_steps=gradient_accumulation_steps, accumulate_grad_batches=accumulate_grad_batches
@@ -454,15 +462,17 @@ class Trainer:
         """All that a training goes on from besides the model and the counters, by name, with the same names each time.
 
         Each has a `state_dict()` and a `load_state_dict(state)`: the optimizer ("optimizer", or "optimizer.NAME" of
-        several), the schedulers ("scheduler", or "scheduler.0" and so on), the gradients of a group that is not whole
-        yet ("accumulation"), and the callbacks that have a state ("callback.EarlyStopping"), of the latest `fit` if
-        there was one.
+        several), the schedulers ("scheduler", or "scheduler.0" and so on), the averages of the weights ("ema"), the
+        gradients of a group that is not whole yet ("accumulation"), and the callbacks that have a state
+        ("callback.EarlyStopping"), of the latest `fit` if there was one.
         """
         several = len(self.optimizers) > 1
         parts: dict[str, Any] = {
             f"optimizer.{name}" if several else "optimizer": optimizer for name, optimizer in self.optimizers.items()
         }
         parts.update(self.schedules.stateful_parts())
+        if self.ema is not None:
+            parts["ema"] = self.ema
         if self.gradient_accumulation_steps > 1:
             parts["accumulation"] = self.stepper.accumulation
         callbacks = self._hooks.callbacks or self.callbacks
@@ -508,6 +518,8 @@ class Trainer:
     def _begin_training(self) -> None:
         for optimizer in self.optimizers.values():
             initialize_state(optimizer)
+        if self.ema is not None:
+            self.ema.start()
         self.strategy.end_step()
 
     def _begin(

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from xlatrainer.trainer.accumulation import GradientSums
 from xlatrainer.trainer.clipping import Clipping
+from xlatrainer.trainer.ema import EMA
 
 __all__ = ["Updates"]
 
@@ -24,6 +25,7 @@ class Updates:
     Args:
         optimizers: By name; a Trainer with one optimizer calls it "optimizer".
         clipping: What is done to gradients before an update.
+        ema: Averages of the weights to bring on; default None.
 
     Attributes:
         sums: Where gradients are accumulated; None where every batch makes an update.
@@ -31,9 +33,10 @@ class Updates:
         norms: The global norm of the latest update's gradients, by the optimizer's name, until it is taken out.
     """
 
-    def __init__(self, optimizers: Mapping[str, Optimizer], clipping: Clipping) -> None:
+    def __init__(self, optimizers: Mapping[str, Optimizer], clipping: Clipping, ema: EMA | None = None) -> None:
         self.optimizers = dict(optimizers)
         self.clipping = clipping
+        self.ema = ema
         self.sums: GradientSums | None = None
         self.keep_gradients = False
         self.norms: dict[str, Tensor] = {}
@@ -72,10 +75,13 @@ class Updates:
         self._update(optimizer)
 
     def _update(self, optimizer: Optimizer) -> None:
-        norm = self.clipping.apply(_trained_by(optimizer))
+        parameters = _trained_by(optimizer)
+        norm = self.clipping.apply(parameters)
         if norm is not None:
             self.norms[self._name_of(optimizer)] = norm
         optimizer.step()
+        if self.ema is not None:
+            self.ema.update(parameters)
         if not self.keep_gradients:
             optimizer.zero_grad(set_to_none=True)
 
