@@ -13,6 +13,7 @@ import numpy as np
 
 from xlatrainer import config
 from xlatrainer.backend import program_cache, runtime
+from xlatrainer.backend.dtypes import to_numpy
 from xlatrainer.backend.ir import Node, Spec, Trace
 from xlatrainer.backend.lowerings.checks import Check, collecting, first_failure
 from xlatrainer.errors import CompileError, LoweringError
@@ -63,11 +64,19 @@ class Program:
                 program_cache.store(key, self.compiled, self.checks)
 
     def _compile(self, leaves: list[Any]) -> Any:
-        arguments = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        donate = tuple(i for i, given in enumerate(self.donated) if given)
+        try:
+            return compiled_function(*self._function(shapes), donate)
+        except jax.errors.JaxRuntimeError as error:
+            raise CompileError(f"XLA could not compile the program: {error}\n{self.describe()}") from error
+
+    def _function(self, leaves: list[Any]) -> tuple[Any, list[Any]]:
+        """The program as a function of leaves of these shapes and its other inputs, and the shapes of all."""
+        arguments = list(leaves)
         arguments += [jax.ShapeDtypeStruct((self.floats,), np.float64)] if self.floats else []
         arguments += [jax.ShapeDtypeStruct((self.ints,), np.int64)] if self.ints else []
         arguments += [jax.ShapeDtypeStruct((4,), np.uint32)] if self.random else []
-        donate = tuple(i for i, given in enumerate(self.donated) if given)
 
         def xla_trace(*inputs: Any) -> list[Any]:
             leaves = list(inputs)
@@ -76,10 +85,14 @@ class Program:
             floats: Any = leaves.pop() if self.floats else ()
             return lower_program(self, leaves, floats, ints, random)
 
-        try:
-            return compiled_function(xla_trace, arguments, donate)
-        except jax.errors.JaxRuntimeError as error:
-            raise CompileError(f"XLA could not compile the program: {error}\n{self.describe()}") from error
+        return xla_trace, arguments
+
+    def cost(self) -> dict[str, float]:
+        """XLA's own estimates for the program: "flops", "bytes accessed" and others. Compiles and runs nothing."""
+        leaves = [node.operation.outputs[0] for node in self.nodes if node.operation.lower is None]
+        shapes = [jax.ShapeDtypeStruct(leaf.shape, to_numpy(leaf.dtype)) for leaf in leaves]
+        found = lowered_function(*self._function(shapes), ()).cost_analysis()
+        return dict(found or {})
 
     def run(self, leaves: list[Any], floats: list[float], ints: list[int], random: tuple[int, int]) -> list[Any]:
         """Start the program; returns its output arrays, which may still be being computed."""
@@ -169,10 +182,16 @@ def random_words(seed: int, offset: int) -> np.ndarray[Any, Any]:
     return np.array([half for number in (seed, offset) for half in (number & 0xFFFFFFFF, number >> 32)], np.uint32)
 
 
+def lowered_function(function: Any, arguments: Sequence[Any], donate: Sequence[int]) -> Any:
+    """`function` of these arguments (arrays, or their shapes and dtypes), as XLA gets it."""
+    with runtime.x64(), jax.default_device(runtime.default_device()):
+        return jax.jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*arguments)
+
+
 def compiled_function(function: Any, arguments: Sequence[Any], donate: Sequence[int]) -> Any:
     """`function` of these arguments (arrays, or their shapes and dtypes), compiled for the device."""
     with runtime.x64(), jax.default_device(runtime.default_device()):
-        lowered = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*arguments)
+        lowered = lowered_function(function, arguments, donate)
         return lowered.compile(compiler_options=runtime.compiler_options())
 
 

@@ -33,6 +33,7 @@ from xlatrainer.trainer.optimizers import OptimizerSpec, parameter_names, resolv
 from xlatrainer.trainer.schedules import SchedulerSpec, Schedules
 from xlatrainer.trainer.stepper import Stepper
 from xlatrainer.trainer.steps import eval_step, model_step, predict_step
+from xlatrainer.trainer.summary import Summary, summarize
 from xlatrainer.trainer.updates import Updates
 
 __all__ = ["Trainer"]
@@ -397,6 +398,18 @@ class Trainer:
             RuntimeError: Outside of a step.
         """
         self.stepper.log(name, value)
+
+    def summary(self, x: Any = None) -> Summary:
+        """The layers of the model, with output shapes, parameters and bytes; `print` it for a table.
+
+        Args:
+            x: An example of the model's inputs, as a tensor, a tuple of positional or a dict of keyword arguments. It
+                is run once, for the shapes and the number of operations, as XLA counts them. Default None, without.
+
+        Returns:
+            A `Summary`, whose attributes are the numbers. Tied weights count once.
+        """
+        return summarize(self.model, self.strategy, x)
 
     def stop(self) -> None:
         """End `fit` after the current batch, its epoch's validation and hooks: sets `stop_training`."""
