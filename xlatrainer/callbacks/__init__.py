@@ -4,6 +4,7 @@ from xlatrainer.callbacks.callback import Callback
 from xlatrainer.callbacks.csv_logger import CSVLogger
 from xlatrainer.callbacks.device_stats import DeviceStats
 from xlatrainer.callbacks.early_stopping import EarlyStopping
+from xlatrainer.callbacks.ema import EMA
 from xlatrainer.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
 from xlatrainer.callbacks.history import History
 from xlatrainer.callbacks.json_logger import JSONLogger
@@ -19,6 +20,7 @@ from xlatrainer.callbacks.terminate_on_nan import TerminateOnNaN
 from xlatrainer.callbacks.timer import Timer
 
 __all__ = [
+    "EMA",
     "CSVLogger",
     "Callback",
     "DeviceStats",

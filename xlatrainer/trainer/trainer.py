@@ -432,6 +432,24 @@ class Trainer:
     def gradient_accumulation_steps(self, steps: int) -> None:
         self.stepper.set_accumulation(steps)
 
+    def average_weights(self, momentum: float = 0.99) -> EMA:
+        """Keep averages of the weights from the next training on, as `use_ema` does from the beginning.
+
+        Args:
+            momentum: How much of an average an update keeps. Default 0.99.
+
+        Returns:
+            The averages, `trainer.ema`; those that there are go on.
+
+        Raises:
+            ValueError: If there are some with another momentum.
+        """
+        if self.ema is None:
+            self.ema = self.stepper.updates.ema = EMA(self.model, momentum)
+        if self.ema.momentum != momentum:
+            raise ValueError(f"the Trainer averages with a momentum of {self.ema.momentum}, {momentum} was asked for")
+        return self.ema
+
     @property
     def keep_gradients(self) -> bool:
         """Whether each parameter's `.grad`, clipped, stays from one update to the next; default False, to save memory.
