@@ -103,11 +103,12 @@ def evaluate_loop(trainer: Trainer, batches: EpochIterator, hooks: CallbackList)
 def predict_loop(trainer: Trainer, batches: EpochIterator, hooks: CallbackList) -> Any:
     """The predictions for `batches` on the CPU, concatenated."""
     predictions = Predictions(trainer.strategy)
+    trainer.stepper.begin("predict")
     hooks.call("on_predict_begin")
     with trainer.strategy.loop(), evaluating(trainer.model), torch.no_grad():
         for index, batch in batches:
             hooks.call("on_predict_batch_begin", index)
-            predictions.add(trainer.stepper.predict(batch))
+            predictions.add(*trainer.stepper.predict(batch))
             hooks.call("on_predict_batch_end", index)
     hooks.call("on_predict_end")
     return predictions.concatenated()

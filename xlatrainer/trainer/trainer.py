@@ -30,9 +30,10 @@ from xlatrainer.trainer.losses import LossSpec, binary_threshold, resolve_loss
 from xlatrainer.trainer.modes import evaluating, training
 from xlatrainer.trainer.optimizer_state import initialize_state
 from xlatrainer.trainer.optimizers import OptimizerSpec, parameter_names, resolve_optimizers
+from xlatrainer.trainer.padding import Padding
 from xlatrainer.trainer.schedules import SchedulerSpec, Schedules
 from xlatrainer.trainer.stepper import Stepper
-from xlatrainer.trainer.steps import eval_step, model_step, predict_step
+from xlatrainer.trainer.steps import model_step, predict_step
 from xlatrainer.trainer.summary import Summary, summarize
 from xlatrainer.trainer.updates import Updates
 
@@ -58,7 +59,8 @@ class Trainer:
         loss: A name ("cross_entropy", "nll", "mse", "mae", "huber", "smooth_l1", "bce", "bce_with_logits"), or a
             function or module (prediction, target) -> tensor of shape (), the mean over the batch. Default None: the
             `.loss` of the model's output if it has one, cross-entropy for integer targets, mean squared error for float
-            targets.
+            targets. A model that returns a dict or a tuple, with targets alike, has a dict or list of losses: their sum
+            is trained, each is logged ("NAME_loss", "output_0_loss").
         metrics: Names ("accuracy", "top5_accuracy", "mae", "mse"), functions (prediction, target) -> tensor, or
             `Metric` objects. Default none.
         callbacks: `Callback` objects for every `fit`, `evaluate` and `predict`. Default none.
@@ -83,6 +85,10 @@ class Trainer:
         use_ema: Keep averages of the weights, which `evaluate`, the validation of `fit` and `predict` then use. Default
             False.
         ema_momentum: How much of an average an update keeps. Default 0.99.
+        loss_weights: Of several losses, by name or in order; default None, which means 1.
+        pad_last_batch: Fill a short last batch up to the rows of the others with copies of its last row, which loss,
+            metrics and counts leave out: one program for all batches. A batch norm does see them. Default False, a
+            program of its own for the short batch.
 
     Attributes:
         model: The model, on the device.
@@ -124,26 +130,29 @@ class Trainer:
         scheduler_monitor: str | None = None,
         use_ema: bool = False,
         ema_momentum: float = 0.99,
+        loss_weights: Mapping[str, float] | Sequence[float] | None = None,
+        pad_last_batch: bool = False,
     ) -> None:
         before = frozenset(vars(self))
         if steps_per_execution < 1:
             raise ValueError(f"steps_per_execution must be at least 1, got {steps_per_execution}")
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module object, got {model!r}")
-        loss_function = resolve_loss(loss)
+        loss_function = resolve_loss(loss, loss_weights)
         resolved_metrics = resolve_metrics(metrics, threshold=binary_threshold(loss))
         self.strategy = resolve_strategy(strategy)
         names = parameter_names(model)
         self.model = self.strategy.setup(model)
         self.optimizers = resolve_optimizers(optimizer, names, self.model, learning_rate)
         self.schedules = Schedules(scheduler, self.optimizers, scheduler_interval, scheduler_monitor)
-        if isinstance(loss, nn.Module):
-            loss.to(self.strategy.device)
+        for each in loss.values() if isinstance(loss, Mapping) else loss if isinstance(loss, list | tuple) else [loss]:
+            if isinstance(each, nn.Module):
+                each.to(self.strategy.device)
         for metric in resolved_metrics:
             metric.to(self.strategy.device)
         self.ema = EMA(self.model, ema_momentum) if use_ema else None
         updates = Updates(self.optimizers, Clipping(global_clipnorm, clipnorm, clipvalue), self.ema)
-        self.stepper = Stepper(self, loss_function, resolved_metrics, updates)
+        self.stepper = Stepper(self, loss_function, resolved_metrics, updates, Padding(pad_last_batch))
         self.gradient_accumulation_steps = _one_name(
             1, gradient_accumulation_steps=gradient_accumulation_steps, accumulate_grad_batches=accumulate_grad_batches
         )
@@ -336,8 +345,9 @@ class Trainer:
             x: Inputs, or (inputs, targets).
         """
         self.strategy.end_step()
+        self.stepper.begin("predict")
         with self.strategy.loop(), evaluating(self.model), torch.no_grad():
-            return self.stepper.predict(x)
+            return self.stepper.predict(x)[0]
 
     # What a step does: to be overridden here, or to be defined by the model.
 
@@ -364,12 +374,12 @@ class Trainer:
             ...         return distance.mean()
         """
         step = model_step(self.model, "training_step", self)
-        return eval_step(self.model, self.stepper.loss_function, batch) if step is None else step(batch)
+        return self.stepper.default_step(batch) if step is None else step(batch)
 
     def validation_step(self, batch: Any) -> Any:
         """A batch's loss and predictions in `evaluate`; override or define it as `training_step`, with its results."""
         step = model_step(self.model, "validation_step", self)
-        return eval_step(self.model, self.stepper.loss_function, batch) if step is None else step(batch)
+        return self.stepper.default_step(batch) if step is None else step(batch)
 
     def predict_step(self, batch: Any) -> Any:
         """What `predict` returns for the inputs of a batch; override or define it as `training_step`."""
