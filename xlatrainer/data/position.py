@@ -59,11 +59,11 @@ class ResumableBatches:
             iterator = self._reopened(resumed)
         else:
             if resumed is not None and resumed["was_alive"]:
+                before = self._states()
                 _start_workers(self.batches)
-            if resumed is not None:
-                self._restore(resumed["now"])
-                if resumed["loader"] is not None:
-                    self.batches.load_state_dict(resumed["loader"])  # type: ignore[attr-defined]  # it wrote that state
+                self._restore(before)
+            if resumed is not None and resumed["loader"] is not None:
+                self.batches.load_state_dict(resumed["loader"])  # type: ignore[attr-defined]  # it wrote that state
             self._was_alive = _keeps_workers(self.batches)
             self._begun, self._drawn = self._states(), 0
             iterator = iter(self.batches)
@@ -91,7 +91,7 @@ class ResumableBatches:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on where `state` says; random states are set then, and now."""
+        """Let the next iteration go on where `state` says. Sets the random states, now and when batches are dropped."""
         self._resumed = state
         self._restore(state["now"])
 
