@@ -129,6 +129,9 @@ class Callback:
     def on_predict_batch_end(self, batch: int, logs: LogValues) -> None:
         """A batch of `predict` has been handed to the device."""
 
+    def on_preempt(self, logs: LogValues) -> None:
+        """SIGTERM has ended the training; a checkpoint is written if the Trainer has an `output_dir`."""
+
     def on_exception(self, error: BaseException) -> None:
         """An exception ends the `fit`, `evaluate` or `predict`; it is raised again when all callbacks were told."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xlatrainer.callbacks.callback import Callback, LogValues
@@ -16,7 +16,9 @@ class History(Callback):
 
     Attributes:
         epoch: The epochs recorded, counted from 0.
-        history: For each name ("loss", "accuracy", "val_loss", ...) its values, one an epoch that had it.
+        history: For each name ("loss", "accuracy", "val_loss", ...) its values, one an epoch that had it; a resumed
+            training has those of the epochs before, too.
+        interrupted: Whether Ctrl-C or SIGTERM ended the training.
 
     Example:
         >>> History().history
@@ -27,11 +29,13 @@ class History(Callback):
         self.epoch: list[int] = []
         self.history: dict[str, list[float]] = {}
         self._epochs_of: dict[str, list[int]] = {}
+        self.interrupted = False
 
     def on_train_begin(self, logs: LogValues) -> None:
         self.epoch = []
         self.history = {}
         self._epochs_of = {}
+        self.interrupted = False
 
     def on_epoch_end(self, epoch: int, logs: LogValues) -> None:
         self.epoch.append(epoch)
@@ -82,3 +86,11 @@ class History(Callback):
             axis.set_xlabel("epoch")
             axis.legend()
         return figure
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "history": self.history, "epochs_of": self._epochs_of}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.epoch = list(state["epoch"])
+        self.history = {name: list(values) for name, values in state["history"].items()}
+        self._epochs_of = {name: list(epochs) for name, epochs in state["epochs_of"].items()}

@@ -156,7 +156,7 @@ def load_progress(saved: Saved, progress: Progress) -> None:
         restore_random_states(state["random"])
     else:
         warnings.warn(
-            f"{saved.path} has format 1, without random states: the training goes on with others than it would have had",
+            f"{saved.path} has format 1, without random states: the order of the examples and dropout are not repeated",
             stacklevel=2,
         )
 

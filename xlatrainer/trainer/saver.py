@@ -10,18 +10,19 @@ import contextlib
 import logging
 import math
 import os
-import time
 import uuid
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from xlatrainer.callbacks.frequency import Frequency
 from xlatrainer.trainer.checkpoint import Saved, as_saved, collect, load_progress, load_state, read
 from xlatrainer.trainer.checkpoints.background import BackgroundWriter
 from xlatrainer.trainer.checkpoints.files import write_checkpoint
 from xlatrainer.trainer.checkpoints.folder import CheckpointFolder
 from xlatrainer.trainer.checkpoints.places import place_of
+from xlatrainer.trainer.interruption import Interruption
 from xlatrainer.trainer.logs import Logs
 from xlatrainer.trainer.progress import Progress
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SaveFrequency", "Saver"]
 
-SaveFrequency = int | Literal["epoch"] | timedelta
+SaveFrequency = int | str | timedelta
 
 _log = logging.getLogger("xlatrainer.checkpoints")
 
@@ -52,9 +53,8 @@ class Saver:
         max_to_keep: int | None,
         async_save: bool,
     ) -> None:
-        _check_frequency(save_freq)
         self._trainer = trainer
-        self._frequency = save_freq
+        self._frequency = Frequency(save_freq)
         self._in_background = async_save
         self._folder: CheckpointFolder | None = None
         if output_dir is not None:
@@ -63,9 +63,8 @@ class Saver:
         self._run = uuid.uuid4().hex
         self._unreported: list[str] = []  # written in the background, and no callback was told
         self._newest: str | None = None
-        self._saved_at: tuple[int, bool] | None = None
-        self._saved_step = 0
-        self._clock = time.monotonic()
+        self._hooks: CallbackList | None = None
+        self._saved_at: tuple[int, int, int | None] | None = None
         self._warned_of_nan = False
         self.progress: Progress | None = None
         self.resumed_from: str | None = None
@@ -93,12 +92,13 @@ class Saver:
 
     def _written(self, path: str) -> None:
         self._newest = path
-        self._trainer.hooks.saved(path)
+        if self._hooks is not None:
+            self._hooks.saved(path)
 
     def _save_here(self, *, in_background: bool) -> None:
         """Save into the folder of checkpoints under the number of the step, unless that was done."""
         step = self._trainer.step
-        place = (step, self.progress is not None and self.progress.done is not None)
+        place = (step, self._trainer.epoch, None if self.progress is None else self.progress.done)
         if self._folder is None or place == self._saved_at:
             return
         folder = self._folder
@@ -116,29 +116,27 @@ class Saver:
         else:
             write()
             self._written(path)
-        self._saved_at, self._saved_step, self._clock = place, step, time.monotonic()
+        self._saved_at = place
 
     # what the loop calls
 
-    def begin_fit(self, progress: Progress, resumed: Saved | None) -> None:
-        """A `fit` begins."""
+    def begin_fit(self, progress: Progress, resumed: Saved | None, hooks: CallbackList) -> None:
+        """A `fit` begins, with these callbacks."""
+        self._hooks = hooks
         self.progress = progress
         self.resumed_from = None if resumed is None else resumed.path
-        self._saved_at, self._saved_step, self._clock = None, self._trainer.step, time.monotonic()
+        self._saved_at = None
+        self._frequency.begin(self._trainer.step)
         self._warned_of_nan = False
 
     def after_batch(self) -> None:
         """A training step is done, and all callbacks know."""
-        if isinstance(self._frequency, int):
-            due = self._trainer.step // self._frequency > self._saved_step // self._frequency
-        else:
-            due = isinstance(self._frequency, timedelta) and self._is_late(self._frequency)
-        if due:
+        if not self._frequency.is_epoch and self._frequency.is_due(self._trainer.step):
             self._save_here(in_background=self._in_background)
 
     def after_epoch(self, epoch: int, logs: Logs) -> None:
         """An epoch is done, and all callbacks know."""
-        if self._frequency == "epoch":
+        if self._frequency.is_epoch:
             self._save_here(in_background=self._in_background)
         if not self._warned_of_nan and "loss" in logs and logs.is_ready and math.isnan(logs["loss"]):
             self._warned_of_nan = True
@@ -148,10 +146,12 @@ class Saver:
                 stacklevel=2,
             )
 
-    def end_fit(self) -> None:
+    def end_fit(self, interruption: Interruption) -> None:
         """The training has come to its end, or was interrupted: save what is not saved yet."""
         self._save_here(in_background=False)
         self.wait()
+        if interruption.is_preemption and self._hooks is not None:
+            self._hooks.call("on_preempt")
         if self.progress is not None and self.progress.done is not None:
             self.progress.freeze()
         else:
@@ -173,7 +173,9 @@ class Saver:
         trainer = self._trainer
         where = f"after step {trainer.step}"
         if progress.done is not None:
-            where = f"in epoch {trainer.epoch} (counted from 0) after {progress.done} of its batches, step {trainer.step}"
+            where = (
+                f"in epoch {trainer.epoch} (counted from 0) after {progress.done} of its batches, step {trainer.step}"
+            )
         error.add_note(f"the training ended {where}")
         if progress.drawing:
             try:
@@ -185,7 +187,9 @@ class Saver:
     def _kept(self) -> str:
         if self._newest is not None:
             return f"The newest checkpoint is {self._newest}"
-        return "No checkpoint was written" + ("" if self._folder is not None else ": Trainer(output_dir=...) writes them")
+        return "No checkpoint was written" + (
+            "" if self._folder is not None else ": Trainer(output_dir=...) writes them"
+        )
 
     def _end_writer(self, error: BaseException) -> None:
         try:
@@ -193,9 +197,6 @@ class Saver:
         except Exception as second:  # noqa: BLE001 - noted on the exception that is raised anyway
             if second is not error:
                 error.add_note(f"and a checkpoint was not written: {second}")
-
-    def _is_late(self, interval: timedelta) -> bool:
-        return time.monotonic() - self._clock >= interval.total_seconds()
 
     # resuming
 
@@ -220,16 +221,9 @@ class Saver:
         _log.info("resuming from %s", saved.path)
         return saved
 
-    def resume(self, saved: Saved, progress: Progress, hooks: CallbackList) -> None:
+    def resume(self, saved: Saved, progress: Progress) -> None:
         """Set everything to what it was; called once the hooks that had been called before it was saved were called."""
         load_state(self._trainer, saved, everything=True)
         load_progress(saved, progress)
-        hooks.loaded(saved.path)
-
-
-def _check_frequency(save_freq: SaveFrequency) -> None:
-    if save_freq == "epoch" or (isinstance(save_freq, timedelta) and save_freq > timedelta(0)):
-        return
-    if isinstance(save_freq, int) and not isinstance(save_freq, bool) and save_freq > 0:
-        return
-    raise ValueError(f'save_freq must be "epoch", a number of steps, or a datetime.timedelta; got {save_freq!r}')
+        if self._hooks is not None:
+            self._hooks.loaded(saved.path)

@@ -7,7 +7,7 @@ output of its program: each step is recorded in a function of its own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -191,6 +191,32 @@ class Stepper:
         if phase != "predict":
             for metric in [self.loss_mean, *self.metrics, *self._logged[phase].values()]:
                 metric.reset()
+
+    def values(self) -> Logs:
+        """The values of the pass that is going on, computed anew."""
+        with torch.no_grad():
+            reported = [self.loss_mean, *self.metrics, *self._logged[self._phase].values()]
+            values: dict[str, Tensor | float] = {metric.name: metric.compute() for metric in reported}
+        self._strategy.end_step()
+        return Logs(values, self._strategy)
+
+    def values_state(self) -> dict[str, Any]:
+        """The state of the training pass that is going on, on the device; for `load_values_state`."""
+        return {
+            "loss": self.loss_mean.state_dict(),
+            "metrics": [metric.state_dict() for metric in self.metrics],
+            "logged": {name: mean.state_dict() for name, mean in self._logged["train"].items()},
+        }
+
+    def load_values_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with a training pass where `values_state` was taken, with the same metrics."""
+        self.loss_mean.load_state_dict(state["loss"])
+        for metric, own in zip(self.metrics, state["metrics"], strict=True):
+            metric.load_state_dict(own)
+        for name, own in state["logged"].items():
+            logged = self._logged["train"].setdefault(name, Mean(name).to(self._strategy.device))
+            logged.load_state_dict(own)
+        self._strategy.end_step()
 
     def log(self, name: str, value: Tensor | float) -> None:
         """Take `value` into the mean `name` of this phase, for the rows of the batch of this step."""

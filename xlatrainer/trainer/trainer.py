@@ -20,10 +20,11 @@ from xlatrainer.data.epoch_iterator import EpochIterator
 from xlatrainer.metrics.registry import MetricSpec, resolve_metrics
 from xlatrainer.strategies.registry import resolve_strategy
 from xlatrainer.strategies.strategy import Strategy
-from xlatrainer.trainer.checkpoint import collect_state, read_checkpoint, restore_state, write_checkpoint
+from xlatrainer.trainer.checkpoint import load_state, read
 from xlatrainer.trainer.clipping import Clipping
 from xlatrainer.trainer.ema import EMA
 from xlatrainer.trainer.inputs import batches_to_evaluate, batches_to_predict, batches_to_train
+from xlatrainer.trainer.interruption import EXIT_CODE, Interruption
 from xlatrainer.trainer.logs import Logs
 from xlatrainer.trainer.loops import FitPlan, evaluate_loop, fit_loop, predict_loop
 from xlatrainer.trainer.losses import LossSpec, binary_threshold, resolve_loss
@@ -32,10 +33,12 @@ from xlatrainer.trainer.optimizer_state import initialize_state
 from xlatrainer.trainer.optimizers import OptimizerSpec, parameter_names, resolve_optimizers
 from xlatrainer.trainer.padding import Padding
 from xlatrainer.trainer.schedules import SchedulerSpec, Schedules
+from xlatrainer.trainer.saver import SaveFrequency, Saver
 from xlatrainer.trainer.stepper import Stepper
 from xlatrainer.trainer.steps import model_step, predict_step
 from xlatrainer.trainer.summary import Summary, summarize
 from xlatrainer.trainer.updates import Updates
+from xlatrainer.trainer.weights import Loaded, NameMap
 
 __all__ = ["Trainer"]
 
@@ -85,10 +88,20 @@ class Trainer:
         use_ema: Keep averages of the weights, which `evaluate`, the validation of `fit` and `predict` then use. Default
             False.
         ema_momentum: How much of an average an update keeps. Default 0.99.
+<<<<<<< HEAD
         loss_weights: Of several losses, by name or in order; default None, which means 1.
         pad_last_batch: Fill a short last batch up to the rows of the others with copies of its last row, which loss,
             metrics and counts leave out: one program for all batches. A batch norm does see them. Default False, a
             program of its own for the short batch.
+=======
+        output_dir: A folder or URL; `fit` then writes checkpoints into its folder "checkpoints", when an epoch ends or
+            as `save_freq` says, when the training ends, and when it is interrupted. Default None: nothing is written
+            unless asked for.
+        save_freq: "epoch", a number of steps, or a time such as "10 minutes" or a `timedelta`. Default "epoch".
+        max_to_keep: How many checkpoints of this training stay in `output_dir`; the newest one with finite weights
+            always does. None keeps all. Default 3.
+        async_save: Whether `fit` goes on while a checkpoint is written. Default True.
+>>>>>>> 3033e69 (Checkpoints as folders, exact resumption, interruption: first working state)
 
     Attributes:
         model: The model, on the device.
@@ -130,8 +143,15 @@ class Trainer:
         scheduler_monitor: str | None = None,
         use_ema: bool = False,
         ema_momentum: float = 0.99,
+<<<<<<< HEAD
         loss_weights: Mapping[str, float] | Sequence[float] | None = None,
         pad_last_batch: bool = False,
+=======
+        output_dir: str | os.PathLike[str] | None = None,
+        save_freq: SaveFrequency = "epoch",
+        max_to_keep: int | None = 3,
+        async_save: bool = True,
+>>>>>>> 3033e69 (Checkpoints as folders, exact resumption, interruption: first working state)
     ) -> None:
         before = frozenset(vars(self))
         if steps_per_execution < 1:
@@ -159,6 +179,7 @@ class Trainer:
         self.steps_per_execution = steps_per_execution
         self.callbacks = list(callbacks)
         self.stop_training = False
+        self.saver = Saver(self, output_dir, save_freq, max_to_keep, async_save)
         self._hooks = CallbackList((), self, {})
         self._counters = {"epoch": 0, "step": 0, "num_examples": 0}
         self.stepper.user_state.exclude(frozenset(vars(self)) - before)
@@ -183,6 +204,7 @@ class Trainer:
         validation_freq: int | Sequence[int] = 1,
         *,
         max_steps: int | None = None,
+        resume_from: str | os.PathLike[str] | None = None,
     ) -> History:
         """Train for some epochs.
 
@@ -221,6 +243,9 @@ class Trainer:
             validation_freq: Validate after every so many epochs, or a list of the epochs, counted from 1, to validate
                 after. Default 1.
             max_steps: End when `trainer.step` has come to this number, at the latest. Default None, no such end.
+            resume_from: A checkpoint to go on from, in the middle of an epoch too, with the same losses as if the
+                training had never been stopped; or "last" for the newest whole one in `output_dir`, where the training
+                begins if there is none. Pass the same data and arguments. Default None.
 
         Returns:
             The `History`: `history.history["loss"]` has one value an epoch, each weighted by examples.
@@ -229,7 +254,12 @@ class Trainer:
             TypeError: If `x` does not yield batches, or one of them is no batch.
             ValueError: If there is no batch to train on, if data never ends and `steps_per_epoch` is not given, if an
                 argument does not go with this kind of data, or if no default loss fits.
+            CheckpointError: If the checkpoint to resume from is damaged, or one cannot be written.
+            SystemExit: With code 143, after SIGTERM has ended the training and a checkpoint was written.
         """
+        resumed = self.saver.find(resume_from)
+        if resumed is not None:
+            initial_epoch = resumed.state["counters"]["epoch"]
         if epochs < 1 or initial_epoch < 0:
             raise ValueError(
                 f"epochs must be at least 1 and initial_epoch at least 0, got {epochs} and {initial_epoch}"
@@ -255,8 +285,14 @@ class Trainer:
             callbacks = [*callbacks, history]
         hooks = self._hooks = self._begin(callbacks, verbose, epochs, batches)
         self._begin_training()
-        with hooks.guarded():
-            fit_loop(self, FitPlan(batches, validation, initial_epoch, epochs, validation_freq, max_steps), hooks)
+        if resumed is not None:
+            load_state(self, resumed, everything=False)
+        plan = FitPlan(batches, validation, initial_epoch, epochs, validation_freq, max_steps, resumed)
+        with hooks.guarded(), self.saver.guarded(), Interruption() as interruption:
+            fit_loop(self, plan, hooks, interruption)
+        history.interrupted = interruption.asked
+        if interruption.is_preemption:
+            raise SystemExit(EXIT_CODE)
         return history
 
     def evaluate(
@@ -520,36 +556,49 @@ class Trainer:
         parts.update((f"callback.{name}", value) for name, value in stateful_callbacks(callbacks).items())
         return parts
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the whole state: model, optimizer, and the counters `epoch`, `step` and `num_examples`.
+    def save(self, path: str | os.PathLike[str], *, async_save: bool = False) -> None:
+        """Save the whole state: model, optimizers, callbacks, counters, random states and the place in the data.
 
-        The file appears whole or not at all, also when the process is killed while it is written; an older file at
-        `path` is replaced only by a whole one. `torch.load(path, weights_only=True)["model"]` is the state dict.
+        The checkpoint is a folder. It appears whole or not at all, also when the process is killed while it is written;
+        an older one at `path` is replaced only by a whole one. `model.safetensors` in it holds the weights. It may be
+        called at any time between two steps, by a callback too.
 
         Args:
-            path: The file, in an existing folder.
+            path: The folder, whose parents are made if need be, or a URL that fsspec knows ("gs://", "memory://").
+            async_save: Copy the state and return; a thread writes it. An error is raised by the next save, at the
+                end of `fit` or by `wait_for_saves`. Default False.
 
         Raises:
+            CheckpointError: If it cannot be written; what was saved before is untouched.
+            FileExistsError: If `path` is a folder that holds something else.
             TypeError: If a state holds something that could not be loaded without executing code.
         """
-        counters = {"epoch": self.epoch, "step": self.step, "num_examples": self.num_examples}
-        write_checkpoint(collect_state(self.model, self.optimizer, counters, self.strategy), path)
+        self.saver.save(path, in_background=async_save)
 
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Load what `save` wrote, on any device; `fit(..., initial_epoch=trainer.epoch)` then goes on training.
+    def wait_for_saves(self) -> None:
+        """Wait until what `save(async_save=True)` writes is on the disk, and raise its error if there is one."""
+        self.saver.wait()
 
-        No code in the file is executed.
+    def load(self, path: str | os.PathLike[str], *, strict: bool = True, map: NameMap | None = None) -> Loaded:
+        """Load model, optimizers and counters from what `save` wrote, on any device.
+
+        To go on with a training exactly where it was, use `fit(resume_from=path)`, which needs no `load`. No code in
+        the files is executed.
 
         Args:
-            path: The file.
+            path: The folder or URL; or a file that an earlier version of `save` wrote.
+            strict: Whether the names of the model must be those of the checkpoint. Default True.
+            map: From names in the checkpoint to names in the model, see `load_weights`. Default None, the same names.
+
+        Returns:
+            With `strict=False`, the names that were `missing_keys` and `unexpected_keys`.
 
         Raises:
-            ValueError: If the file was not written by `save`, or with another optimizer class.
+            CheckpointError: If the checkpoint is damaged; the message names the file.
+            ValueError: If it was saved with another optimizer class.
             RuntimeError: If it does not fit the model.
         """
-        counters = restore_state(read_checkpoint(path), self.model, self.optimizer)
-        self.strategy.end_step()
-        self.epoch, self.step, self.num_examples = (counters[name] for name in ("epoch", "step", "num_examples"))
+        return load_state(self, read(path), strict=strict, names=map, everything=False)
 
     def _counter(self, name: str) -> int:
         if self.stepper.user_state.recording:
