@@ -88,12 +88,10 @@ class Trainer:
         use_ema: Keep averages of the weights, which `evaluate`, the validation of `fit` and `predict` then use. Default
             False.
         ema_momentum: How much of an average an update keeps. Default 0.99.
-<<<<<<< HEAD
         loss_weights: Of several losses, by name or in order; default None, which means 1.
         pad_last_batch: Fill a short last batch up to the rows of the others with copies of its last row, which loss,
             metrics and counts leave out: one program for all batches. A batch norm does see them. Default False, a
             program of its own for the short batch.
-=======
         output_dir: A folder or URL; `fit` then writes checkpoints into its folder "checkpoints", when an epoch ends or
             as `save_freq` says, when the training ends, and when it is interrupted. Default None: nothing is written
             unless asked for.
@@ -101,7 +99,6 @@ class Trainer:
         max_to_keep: How many checkpoints of this training stay in `output_dir`; the newest one with finite weights
             always does. None keeps all. Default 3.
         async_save: Whether `fit` goes on while a checkpoint is written. Default True.
->>>>>>> 3033e69 (Checkpoints as folders, exact resumption, interruption: first working state)
 
     Attributes:
         model: The model, on the device.
@@ -143,15 +140,12 @@ class Trainer:
         scheduler_monitor: str | None = None,
         use_ema: bool = False,
         ema_momentum: float = 0.99,
-<<<<<<< HEAD
         loss_weights: Mapping[str, float] | Sequence[float] | None = None,
         pad_last_batch: bool = False,
-=======
         output_dir: str | os.PathLike[str] | None = None,
         save_freq: SaveFrequency = "epoch",
         max_to_keep: int | None = 3,
         async_save: bool = True,
->>>>>>> 3033e69 (Checkpoints as folders, exact resumption, interruption: first working state)
     ) -> None:
         before = frozenset(vars(self))
         if steps_per_execution < 1:
