@@ -138,13 +138,11 @@ class Saver:
         """An epoch is done, and all callbacks know."""
         if self._frequency.is_epoch:
             self._save_here(in_background=self._in_background)
-        if not self._warned_of_nan and "loss" in logs and logs.is_ready and math.isnan(logs["loss"]):
+        warns = not (self._warned_of_nan or self._trainer.stop_training)
+        if warns and "loss" in logs and logs.is_ready and math.isnan(logs["loss"]):
             self._warned_of_nan = True
-            warnings.warn(
-                f"the loss of epoch {epoch} is nan, and the training goes on: TerminateOnNaN() would stop it. "
-                f"{self._kept()}",
-                stacklevel=2,
-            )
+            message = f"the loss of epoch {epoch} is nan, and the training goes on: TerminateOnNaN() would stop it"
+            warnings.warn(f"{message}. {self._kept()}", RuntimeWarning, stacklevel=2)
 
     def end_fit(self, interruption: Interruption) -> None:
         """The training has come to its end, or was interrupted: save what is not saved yet."""
