@@ -32,8 +32,8 @@ from xlatrainer.trainer.modes import evaluating, training
 from xlatrainer.trainer.optimizer_state import initialize_state
 from xlatrainer.trainer.optimizers import OptimizerSpec, parameter_names, resolve_optimizers
 from xlatrainer.trainer.padding import Padding
-from xlatrainer.trainer.schedules import SchedulerSpec, Schedules
 from xlatrainer.trainer.saver import SaveFrequency, Saver
+from xlatrainer.trainer.schedules import SchedulerSpec, Schedules
 from xlatrainer.trainer.stepper import Stepper
 from xlatrainer.trainer.steps import model_step, predict_step
 from xlatrainer.trainer.summary import Summary, summarize
