@@ -83,7 +83,7 @@ class Stepper:
             "metrics": [self.loss_mean, *self.metrics],
             "logged": self._logged,
             "attributes": self.user_state.attributes,
-            "classes": [cls for cls in type(trainer).__mro__ if cls.__module__ != "xlatrainer.trainer.trainer"],
+            "classes": [cls for cls in type(trainer).__mro__ if not cls.__module__.startswith("xlatrainer.trainer.")],
         }
         compiled = self._strategy.compiled
         self._training = compiled(self._record_training, state, "the training step")

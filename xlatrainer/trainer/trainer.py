@@ -1,7 +1,7 @@
 """`Trainer`: fit, evaluate and predict with a PyTorch model.
 
 A table of contents: the loops are in `loops`, what a step records in `stepper`, what happens to gradients in `updates`,
-what the data arguments mean in `inputs`, where things live in the strategy.
+what the data arguments mean in `inputs`, where things live in the strategy; saving and loading is in `persistence`.
 """
 
 import os
@@ -20,7 +20,7 @@ from xlatrainer.data.epoch_iterator import EpochIterator
 from xlatrainer.metrics.registry import MetricSpec, resolve_metrics
 from xlatrainer.strategies.registry import resolve_strategy
 from xlatrainer.strategies.strategy import Strategy
-from xlatrainer.trainer.checkpoint import load_state, read
+from xlatrainer.trainer.checkpoint import load_state
 from xlatrainer.trainer.clipping import Clipping
 from xlatrainer.trainer.ema import EMA
 from xlatrainer.trainer.inputs import batches_to_evaluate, batches_to_predict, batches_to_train
@@ -32,13 +32,13 @@ from xlatrainer.trainer.modes import evaluating, training
 from xlatrainer.trainer.optimizer_state import initialize_state
 from xlatrainer.trainer.optimizers import OptimizerSpec, parameter_names, resolve_optimizers
 from xlatrainer.trainer.padding import Padding
+from xlatrainer.trainer.persistence import Persistence
 from xlatrainer.trainer.saver import SaveFrequency, Saver
 from xlatrainer.trainer.schedules import SchedulerSpec, Schedules
 from xlatrainer.trainer.stepper import Stepper
 from xlatrainer.trainer.steps import model_step, predict_step
 from xlatrainer.trainer.summary import Summary, summarize
 from xlatrainer.trainer.updates import Updates
-from xlatrainer.trainer.weights import Loaded, NameMap
 
 __all__ = ["Trainer"]
 
@@ -46,7 +46,7 @@ _T = TypeVar("_T", bound=Callback)
 _V = TypeVar("_V")
 
 
-class Trainer:
+class Trainer(Persistence):
     """Trains a PyTorch model on the `xla` device, with Keras's methods.
 
     The model is moved to the strategy's device, in place, when the Trainer is created. Batches are
@@ -549,50 +549,6 @@ class Trainer:
         callbacks = self._hooks.callbacks or self.callbacks
         parts.update((f"callback.{name}", value) for name, value in stateful_callbacks(callbacks).items())
         return parts
-
-    def save(self, path: str | os.PathLike[str], *, async_save: bool = False) -> None:
-        """Save the whole state: model, optimizers, callbacks, counters, random states and the place in the data.
-
-        The checkpoint is a folder. It appears whole or not at all, also when the process is killed while it is written;
-        an older one at `path` is replaced only by a whole one. `model.safetensors` in it holds the weights. It may be
-        called at any time between two steps, by a callback too.
-
-        Args:
-            path: The folder, whose parents are made if need be, or a URL that fsspec knows ("gs://", "memory://").
-            async_save: Copy the state and return; a thread writes it. An error is raised by the next save, at the
-                end of `fit` or by `wait_for_saves`. Default False.
-
-        Raises:
-            CheckpointError: If it cannot be written; what was saved before is untouched.
-            FileExistsError: If `path` is a folder that holds something else.
-            TypeError: If a state holds something that could not be loaded without executing code.
-        """
-        self.saver.save(path, in_background=async_save)
-
-    def wait_for_saves(self) -> None:
-        """Wait until what `save(async_save=True)` writes is on the disk, and raise its error if there is one."""
-        self.saver.wait()
-
-    def load(self, path: str | os.PathLike[str], *, strict: bool = True, map: NameMap | None = None) -> Loaded:
-        """Load model, optimizers and counters from what `save` wrote, on any device.
-
-        To go on with a training exactly where it was, use `fit(resume_from=path)`, which needs no `load`. No code in
-        the files is executed.
-
-        Args:
-            path: The folder or URL; or a file that an earlier version of `save` wrote.
-            strict: Whether the names of the model must be those of the checkpoint. Default True.
-            map: From names in the checkpoint to names in the model, see `load_weights`. Default None, the same names.
-
-        Returns:
-            With `strict=False`, the names that were `missing_keys` and `unexpected_keys`.
-
-        Raises:
-            CheckpointError: If the checkpoint is damaged; the message names the file.
-            ValueError: If it was saved with another optimizer class.
-            RuntimeError: If it does not fit the model.
-        """
-        return load_state(self, read(path), strict=strict, names=map, everything=False)
 
     def _counter(self, name: str) -> int:
         if self.stepper.user_state.recording:

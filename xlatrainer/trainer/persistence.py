@@ -1,0 +1,69 @@
+"""`Persistence`: the methods of a Trainer that write to files and read from them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from xlatrainer.trainer.checkpoint import load_state, read
+from xlatrainer.trainer.saver import Saver
+from xlatrainer.trainer.weights import Loaded, NameMap
+
+if TYPE_CHECKING:
+    from xlatrainer.trainer.trainer import Trainer
+
+__all__ = ["Persistence"]
+
+
+class Persistence:
+    """A base class of `Trainer`, and of nothing else.
+
+    Attributes:
+        saver: Does the work.
+    """
+
+    saver: Saver
+
+    def save(self, path: str | os.PathLike[str], *, async_save: bool = False) -> None:
+        """Save the whole state: model, optimizers, callbacks, counters, random states and the place in the data.
+
+        The checkpoint is a folder. It appears whole or not at all, also when the process is killed while it is written;
+        an older one at `path` is replaced only by a whole one. `model.safetensors` in it holds the weights. It may be
+        called at any time between two steps, by a callback too.
+
+        Args:
+            path: The folder, whose parents are made if need be, or a URL that fsspec knows ("gs://", "memory://").
+            async_save: Copy the state and return; a thread writes it. An error is raised by the next save, at the
+                end of `fit` or by `wait_for_saves`. Default False.
+
+        Raises:
+            CheckpointError: If it cannot be written; what was saved before is untouched.
+            FileExistsError: If `path` is a folder that holds something else.
+            TypeError: If a state holds something that could not be loaded without executing code.
+        """
+        self.saver.save(path, in_background=async_save)
+
+    def wait_for_saves(self) -> None:
+        """Wait until what `save(async_save=True)` writes is on the disk, and raise its error if there is one."""
+        self.saver.wait()
+
+    def load(self: Trainer, path: str | os.PathLike[str], *, strict: bool = True, map: NameMap | None = None) -> Loaded:
+        """Load model, optimizers and counters from what `save` wrote, on any device.
+
+        To go on with a training exactly where it was, use `fit(resume_from=path)`, which needs no `load`. No code in
+        the files is executed.
+
+        Args:
+            path: The folder or URL; or a file that an earlier version of `save` wrote.
+            strict: Whether the names of the model must be those of the checkpoint. Default True.
+            map: From names in the checkpoint to names in the model, see `load_weights`. Default None, the same names.
+
+        Returns:
+            With `strict=False`, the names that were `missing_keys` and `unexpected_keys`.
+
+        Raises:
+            CheckpointError: If the checkpoint is damaged; the message names the file.
+            ValueError: If it was saved with another optimizer class.
+            RuntimeError: If it does not fit the model.
+        """
+        return load_state(self, read(path), strict=strict, names=map, everything=False)
