@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
-from xlatrainer.trainer.checkpoint import load_state, read
 from xlatrainer.trainer.saver import Saver
 from xlatrainer.trainer.weights import Loaded, NameMap
-
-if TYPE_CHECKING:
-    from xlatrainer.trainer.trainer import Trainer
 
 __all__ = ["Persistence"]
 
@@ -47,7 +42,7 @@ class Persistence:
         """Wait until what `save(async_save=True)` writes is on the disk, and raise its error if there is one."""
         self.saver.wait()
 
-    def load(self: Trainer, path: str | os.PathLike[str], *, strict: bool = True, map: NameMap | None = None) -> Loaded:
+    def load(self, path: str | os.PathLike[str], *, strict: bool = True, map: NameMap | None = None) -> Loaded:
         """Load model, optimizers and counters from what `save` wrote, on any device.
 
         To go on with a training exactly where it was, use `fit(resume_from=path)`, which needs no `load`. No code in
@@ -66,4 +61,4 @@ class Persistence:
             ValueError: If it was saved with another optimizer class.
             RuntimeError: If it does not fit the model.
         """
-        return load_state(self, read(path), strict=strict, names=map, everything=False)
+        return self.saver.load(path, strict=strict, names=map)

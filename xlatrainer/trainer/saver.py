@@ -25,6 +25,7 @@ from xlatrainer.trainer.checkpoints.places import place_of
 from xlatrainer.trainer.interruption import Interruption
 from xlatrainer.trainer.logs import Logs
 from xlatrainer.trainer.progress import Progress
+from xlatrainer.trainer.weights import Loaded, NameMap
 
 if TYPE_CHECKING:
     from xlatrainer.callbacks.callback_list import CallbackList
@@ -218,6 +219,10 @@ class Saver:
         self._newest = saved.path
         _log.info("resuming from %s", saved.path)
         return saved
+
+    def load(self, path: str | os.PathLike[str], *, strict: bool, names: NameMap | None) -> Loaded:
+        """Load model, optimizers and counters; see `Trainer.load`."""
+        return load_state(self._trainer, read(path), strict=strict, names=names, everything=False)
 
     def resume(self, saved: Saved, progress: Progress) -> None:
         """Set everything to what it was; called once the hooks that had been called before it was saved were called."""
