@@ -11,6 +11,7 @@ from xlatrainer.callbacks.json_logger import JSONLogger
 from xlatrainer.callbacks.lambda_callback import LambdaCallback
 from xlatrainer.callbacks.learning_rate_monitor import LearningRateMonitor
 from xlatrainer.callbacks.learning_rate_scheduler import LearningRateScheduler
+from xlatrainer.callbacks.mlflow_logger import MLflowLogger
 from xlatrainer.callbacks.model_checkpoint import ModelCheckpoint
 from xlatrainer.callbacks.profiler import Profiler
 from xlatrainer.callbacks.progbar_logger import ProgbarLogger, ProgressBar
@@ -18,6 +19,7 @@ from xlatrainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
 from xlatrainer.callbacks.tensorboard import TensorBoard
 from xlatrainer.callbacks.terminate_on_nan import TerminateOnNaN
 from xlatrainer.callbacks.timer import Timer
+from xlatrainer.callbacks.wandb_logger import WandbLogger
 
 __all__ = [
     "EMA",
@@ -31,6 +33,7 @@ __all__ = [
     "LambdaCallback",
     "LearningRateMonitor",
     "LearningRateScheduler",
+    "MLflowLogger",
     "ModelCheckpoint",
     "Profiler",
     "ProgbarLogger",
@@ -39,4 +42,5 @@ __all__ = [
     "TensorBoard",
     "TerminateOnNaN",
     "Timer",
+    "WandbLogger",
 ]
