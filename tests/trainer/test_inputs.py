@@ -1,5 +1,6 @@
 """What `fit`, `evaluate` and `predict` do with each kind of data and each argument about it."""
 
+import copy
 import gc
 import itertools
 import re
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tests.trainer.helpers import ON_CPU, class_batches, classifier, evaluated, hand_written
+from tests.trainer.helpers import DEVICES, ON_CPU, class_batches, classifier, evaluated, hand_written, strategy_on
 from xlatrainer.callbacks.lambda_callback import LambdaCallback
 from xlatrainer.trainer.trainer import Trainer
 
@@ -174,7 +175,38 @@ def test_class_weights_are_sample_weights() -> None:
         trainer_of().fit(X, Y, 16, 2, 0, shuffle=False, **arguments).history["loss"]
         for arguments in ({"class_weight": {0: 0.5, 1: 2.0}}, {"sample_weight": weights[Y]}, {})
     ]
-    assert losses[0] == losses[1]
+    assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("padded", [False, True])
+def test_weighted_metrics_divide_by_the_sum_of_weights(device: str, padded: bool) -> None:
+    """The last batch is short, and may be padded."""
+    weight = torch.rand(100, generator=torch.Generator().manual_seed(0))
+    weight[3] = 0.0
+    model = classifier()
+    trainer = Trainer(
+        copy.deepcopy(model),
+        SGD,
+        metrics=["accuracy"],
+        weighted_metrics=["accuracy"],
+        pad_last_batch=padded,
+        strategy=strategy_on(device),
+    )
+    values = trainer.evaluate(X, Y, 16, sample_weight=weight, verbose=0)
+    model.eval()
+    with torch.no_grad():
+        scores = model(X)
+    right = (scores.argmax(1) == Y).float()
+    losses = nn.functional.cross_entropy(scores, Y, reduction="none")
+    assert values == pytest.approx(
+        {
+            "loss": (losses * weight).mean().item(),
+            "accuracy": right.mean().item(),
+            "weighted_accuracy": ((right * weight).sum() / weight.sum()).item(),
+        },
+        abs=1e-5,
+    )
 
 
 def test_steps_per_epoch_go_on_through_the_data() -> None:

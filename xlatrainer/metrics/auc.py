@@ -55,9 +55,7 @@ class AUC(Metric):
         for state in ("positives", "negatives"):
             self.add_state(state, torch.zeros(self._bins, dtype=dtype))
 
-    def update(  # type: ignore[override]
-        self, prediction: Tensor, target: Tensor, sample_weight: Tensor | None = None
-    ) -> None:
+    def update(self, prediction: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> None:
         """Take in single scores (N,) or (N, 1), or the scores (N, 2) of two classes, and targets of 0 and 1."""
         score = self._probability(prediction, target).reshape(-1)
         dtype = self.positives.dtype

@@ -1,6 +1,5 @@
 """`Perplexity`: how many tokens a language model hesitates between."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 

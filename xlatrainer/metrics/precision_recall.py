@@ -42,9 +42,7 @@ class _Counts(Metric):
             self._count(self._num_classes)
         return self
 
-    def update(  # type: ignore[override]
-        self, prediction: Tensor, target: Tensor, sample_weight: Tensor | None = None
-    ) -> None:
+    def update(self, prediction: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> None:
         """Take in scores (N, C, ...) with integer classes (N, ...), or single scores with targets of 0 and 1."""
         chosen, truth, num_classes = self._classes(prediction, target)
         if self._num_classes is None:
@@ -89,8 +87,8 @@ class _Counts(Metric):
                 raise unknown_threshold(self, prediction)
             return (prediction.reshape(-1) > self._threshold).long(), (target.reshape(-1) > 0.5).long(), 2
         raise ValueError(
-            f"{self.name} needs scores (N, C, ...) with integer classes (N, ...), or single scores with as many targets "
-            f"of 0 or 1; got {tuple(prediction.shape)} and {target.dtype} {tuple(target.shape)}"
+            f"{self.name} needs scores (N, C, ...) with integer classes (N, ...), or single scores with as many "
+            f"targets of 0 or 1; got {tuple(prediction.shape)} and {target.dtype} {tuple(target.shape)}"
         )
 
 

@@ -37,9 +37,7 @@ class R2(Metric):
         for state in ("weight", "mean", "spread", "error"):
             self.add_state(state, torch.zeros(num_outputs))
 
-    def update(  # type: ignore[override]
-        self, prediction: Tensor, target: Tensor, sample_weight: Tensor | None = None
-    ) -> None:
+    def update(self, prediction: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> None:
         if prediction.shape != target.shape or prediction.shape[1:].numel() != self._num_outputs:
             raise ValueError(
                 f"{self.name} needs predictions and targets of the same shape with {self._num_outputs} value(s) a row, "

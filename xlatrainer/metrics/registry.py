@@ -102,6 +102,6 @@ def _resolve(metric: MetricSpec, threshold: float | None) -> Metric:
     if callable(metric):
         return MeanMetric(metric)
     raise TypeError(
-        f"a metric must be one of {sorted(METRICS)}, a function (prediction, target) -> tensor, a Metric object, or one "
-        f"of torchmetrics; got {metric!r}"
+        f"a metric must be one of {sorted(METRICS)}, a function (prediction, target) -> tensor, a Metric object, or "
+        f"one of torchmetrics; got {metric!r}"
     )

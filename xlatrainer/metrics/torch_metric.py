@@ -61,7 +61,7 @@ class TorchMetric(Metric):
             setattr(self.metric, state, initial.to(self._device, copy=True))
 
     @torch.no_grad()
-    def update(self, prediction: Any, target: Any) -> None:  # type: ignore[override]
+    def update(self, prediction: Any, target: Any) -> None:
         with _deterministic():
             type(self.metric).update(self.metric, prediction, target)
 

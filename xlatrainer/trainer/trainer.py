@@ -64,11 +64,12 @@ class Trainer(Persistence):
             `.loss` of the model's output if it has one, cross-entropy for integer targets, mean squared error for float
             targets. A model that returns a dict or a tuple, with targets alike, has a dict or list of losses: their sum
             is trained, each is logged ("NAME_loss", "output_0_loss").
-        metrics: Names ("accuracy", "top5_accuracy", "mae", "mse"), functions (prediction, target) -> tensor, or
-            `Metric` objects. Default none.
+        metrics: Names ("accuracy", "f1", "auc", "mae", ...: `METRICS`), functions (prediction, target) -> tensor,
+            `Metric` objects, and those of torchmetrics. Default none.
         callbacks: `Callback` objects for every `fit`, `evaluate` and `predict`. Default none.
         strategy: Where to train: a name ("single") or a `Strategy` object. Default "single", one `xla` device.
         learning_rate: The optimizer's `lr`, unless the optimizer is an instance. Default None, the optimizer's own.
+        weighted_metrics: As `metrics`; the sample weights of the batches count in these. Default none.
         steps_per_execution: Training steps in one program, as in Keras: callbacks see the first batch of each such
             group begin and the last one end. Worth it where a step takes less than a few milliseconds. Default 1.
         gradient_accumulation_steps: Batches whose gradients are summed up for one update, which is that of one big
@@ -129,6 +130,7 @@ class Trainer(Persistence):
         strategy: str | Strategy = "single",
         *,
         learning_rate: float | None = None,
+        weighted_metrics: Sequence[MetricSpec] = (),
         steps_per_execution: int = 1,
         gradient_accumulation_steps: int | None = None,
         accumulate_grad_batches: int | None = None,
@@ -153,7 +155,7 @@ class Trainer(Persistence):
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module object, got {model!r}")
         loss_function = resolve_loss(loss, loss_weights)
-        resolved_metrics = resolve_metrics(metrics, threshold=binary_threshold(loss))
+        resolved_metrics = resolve_metrics(metrics, weighted_metrics, threshold=binary_threshold(loss))
         self.strategy = resolve_strategy(strategy)
         names = parameter_names(model)
         self.model = self.strategy.setup(model)
