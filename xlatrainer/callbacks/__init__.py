@@ -1,5 +1,6 @@
 """What acts around the training loop."""
 
+from xlatrainer.callbacks.backup_and_restore import BackupAndRestore
 from xlatrainer.callbacks.callback import Callback
 from xlatrainer.callbacks.csv_logger import CSVLogger
 from xlatrainer.callbacks.device_stats import DeviceStats
@@ -23,6 +24,7 @@ from xlatrainer.callbacks.wandb_logger import WandbLogger
 
 __all__ = [
     "EMA",
+    "BackupAndRestore",
     "CSVLogger",
     "Callback",
     "DeviceStats",

@@ -141,6 +141,10 @@ class Callback:
     def on_load(self, path: str | os.PathLike[str]) -> None:
         """The Trainer's state has been loaded from `path`."""
 
+    def resume_from(self) -> str | os.PathLike[str] | None:
+        """The checkpoint that the coming `fit` goes on from, if there is one and it is given no other. Default none."""
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of this callback: plain data and tensors. Default nothing."""
         return {}

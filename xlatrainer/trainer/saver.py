@@ -12,10 +12,11 @@ import math
 import os
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from xlatrainer.callbacks.callback import Callback
 from xlatrainer.callbacks.frequency import Frequency
 from xlatrainer.trainer.checkpoint import Saved, as_saved, collect, load_progress, load_state, read
 from xlatrainer.trainer.checkpoints.background import BackgroundWriter
@@ -83,6 +84,11 @@ class Saver:
             return
         self._writer.start(lambda: write_checkpoint(path, content()))
         self._unreported.append(shown)
+
+    def remove(self, path: str | os.PathLike[str]) -> None:
+        """Delete the checkpoint at `path`."""
+        self.wait()
+        place_of(path).remove()
 
     def wait(self) -> None:
         """Wait until what is written in the background is on the disk; raise its error if it had one."""
@@ -199,8 +205,16 @@ class Saver:
 
     # resuming
 
-    def find(self, resume_from: str | os.PathLike[str] | None) -> Saved | None:
-        """The checkpoint to go on from; None to begin anew. The training takes over its name."""
+    def find(self, resume_from: str | os.PathLike[str] | None, callbacks: Sequence[Callback]) -> Saved | None:
+        """The checkpoint to go on from; None to begin anew. The training takes over its name.
+
+        Args:
+            resume_from: As for `fit`.
+            callbacks: May name one, if `resume_from` is None.
+        """
+        if resume_from is None:
+            offered = [callback.resume_from() for callback in callbacks if isinstance(callback, Callback)]
+            resume_from = next((path for path in offered if path is not None and _is_there(path)), None)
         if resume_from is None:
             return None
         if resume_from != "last":
@@ -230,3 +244,11 @@ class Saver:
         load_progress(saved, progress)
         if self._hooks is not None:
             self._hooks.loaded(saved.path)
+
+
+def _is_there(path: str | os.PathLike[str]) -> bool:
+    try:
+        place_of(path).manifest()
+    except FileNotFoundError:
+        return False
+    return True

@@ -253,7 +253,7 @@ class Trainer(Persistence):
             CheckpointError: If the checkpoint to resume from is damaged, or one cannot be written.
             SystemExit: With code 143, after SIGTERM has ended the training and a checkpoint was written.
         """
-        resumed = self.saver.find(resume_from)
+        resumed = self.saver.find(resume_from, [*self.callbacks, *callbacks])
         if resumed is not None:
             initial_epoch = resumed.state["counters"]["epoch"]
         if epochs < 1 or initial_epoch < 0:

@@ -1,0 +1,94 @@
+"""A training that dies and is started again gives the losses of one that did not, and cleans up in the end."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.callbacks.helpers import small_trainer
+from tests.trainer.helpers import DEVICES, class_batches
+from xlatrainer.callbacks.backup_and_restore import BackupAndRestore
+from xlatrainer.callbacks.callback import Callback
+from xlatrainer.callbacks.early_stopping import EarlyStopping
+from xlatrainer.trainer.trainer import Trainer
+
+
+class Dies(Callback):
+    """Notes the loss of each step, and fails in or interrupts the given one."""
+
+    def __init__(self, losses: list[float], step: int = 0, how: str = "error") -> None:
+        self.losses = losses
+        self.step = step
+        self.how = how
+
+    def on_train_batch_end(self, batch: int, logs: Any) -> None:
+        del self.losses[self.trainer.step - 1 :]
+        self.losses.append(logs["loss"])
+        if self.trainer.step == self.step and self.how == "error":
+            raise OSError("the machine is gone")
+        if self.trainer.step == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def shuffled() -> DataLoader[Any]:
+    inputs, targets = (torch.cat(column) for column in zip(*class_batches(), strict=True))
+    return DataLoader(TensorDataset(inputs, targets), batch_size=16, shuffle=True)
+
+
+def train(trainer: Trainer, *callbacks: Callback) -> None:
+    trainer.fit(shuffled(), epochs=4, callbacks=callbacks, verbose=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("save_freq", "how"), [("epoch", "error"), (2, "error"), ("epoch", "interrupt")])
+def test_it_goes_on_as_if_nothing_had_happened(device: str, save_freq: Any, how: str, tmp_path: Path) -> None:
+    expected: list[float] = []
+    torch.manual_seed(5)
+    train(small_trainer(device), Dies(expected))
+    assert len(expected) == 28
+    losses: list[float] = []
+    torch.manual_seed(5)
+    for step in (10, 19, 0):
+        backup = BackupAndRestore(tmp_path, save_freq)
+        trainer = small_trainer(device)
+        if step and how == "error":
+            with pytest.raises(OSError, match="the machine is gone"):
+                train(trainer, Dies(losses, step), backup)
+        else:
+            train(trainer, Dies(losses, step, how), backup)
+        assert Path(backup.path).exists() == (step > 0)
+    assert losses == expected
+    assert (trainer.step, trainer.epoch) == (28, 4)
+
+
+def test_a_training_that_was_stopped_has_ended(tmp_path: Path) -> None:
+    trainer = small_trainer(learning_rate=0.0)
+    train(trainer, EarlyStopping("loss", min_delta=1.0), BackupAndRestore(tmp_path))
+    assert trainer.epoch == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kept_backup_and_an_explicit_checkpoint(tmp_path: Path) -> None:
+    trainer = small_trainer()
+    train(trainer, BackupAndRestore(tmp_path, delete_checkpoint=False))
+    again = small_trainer()
+    train(again, BackupAndRestore(tmp_path, delete_checkpoint=False))
+    assert (again.step, again.epoch) == (28, 4)
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(value, again.model.state_dict()[name])
+    other = small_trainer()
+    other.fit(shuffled(), callbacks=[], verbose=0)
+    other.save(tmp_path / "other")
+    chosen = small_trainer()
+    chosen.fit(
+        shuffled(),
+        epochs=2,
+        callbacks=[BackupAndRestore(tmp_path)],
+        resume_from=tmp_path / "other",
+        verbose=0,
+    )
+    assert (chosen.step, chosen.epoch) == (14, 2)
