@@ -14,6 +14,7 @@ from tests.trainer.helpers import DEVICES, class_batches
 from xlatrainer.callbacks.backup_and_restore import BackupAndRestore
 from xlatrainer.callbacks.callback import Callback
 from xlatrainer.callbacks.early_stopping import EarlyStopping
+from xlatrainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
 from xlatrainer.trainer.trainer import Trainer
 
 
@@ -92,3 +93,48 @@ def test_a_kept_backup_and_an_explicit_checkpoint(tmp_path: Path) -> None:
         verbose=0,
     )
     assert (chosen.step, chosen.epoch) == (14, 2)
+
+
+class Decisions(Callback):
+    """Notes what was decided in each epoch; the losses of the small problem are replaced by a curve with plateaus."""
+
+    CURVE = (3.0, 2.0, 2.0, 1.5, 1.5, 1.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+
+    def __init__(self, noted: dict[int, tuple[float, int, int]], callbacks: list[Any]) -> None:
+        self.noted = noted
+        self.callbacks = callbacks
+
+    def on_epoch_end(self, epoch: int, logs: Any) -> None:
+        stopping, plateau = self.callbacks
+        self.noted[epoch] = (self.trainer.learning_rate, stopping.wait, plateau.wait)
+
+
+class Curve(Callback):
+    def on_epoch_end(self, epoch: int, logs: Any) -> None:
+        logs["val_loss"] = Decisions.CURVE[epoch]
+
+
+def test_callbacks_decide_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    def run(noted: dict[int, tuple[float, int, int]], *others: Callback) -> Trainer:
+        trainer = small_trainer("xla", learning_rate=0.1)
+        deciding: list[Any] = [
+            EarlyStopping(patience=4, restore_best_weights=True),
+            ReduceLROnPlateau(factor=0.5, patience=2, cooldown=1),
+        ]
+        callbacks = [Curve(), *deciding, Decisions(noted, deciding), *others]
+        trainer.fit(class_batches(), epochs=12, callbacks=callbacks, verbose=0)
+        return trainer
+
+    expected: dict[int, tuple[float, int, int]] = {}
+    undisturbed = run(expected)
+    assert len({rate for rate, _, _ in expected.values()}) >= 3
+    assert len(expected) == 11
+    noted: dict[int, tuple[float, int, int]] = {}
+    for step in (17, 40, 66):
+        with pytest.raises(OSError, match="the machine is gone"):
+            run(noted, Dies([0.0] * 100, step), BackupAndRestore(tmp_path, save_freq=3))
+    trainer = run(noted, BackupAndRestore(tmp_path, save_freq=3))
+    assert noted == expected
+    assert trainer.epoch == 11
+    for name, value in undisturbed.model.state_dict().items():
+        assert torch.equal(value.cpu(), trainer.model.state_dict()[name].cpu())

@@ -25,6 +25,11 @@ from xlatrainer.callbacks.early_stopping import EarlyStopping
         ([3, 0.4, 0.4, 0.4], {"baseline": 0.5, "patience": 2}, 4),
         ([1, 2, 3, 4, 5], {"start_from_epoch": 3}, 5),
         ([float("nan"), float("nan"), 1], {"patience": 2}, 2),
+        ([3, 2, 1, 0], {"stopping_threshold": 2, "patience": 9}, 3),
+        ([3, 2, 1, 0], {"stopping_threshold": 0.5, "mode": "max", "patience": 9}, 1),
+        ([3, 4, 5, 6], {"divergence_threshold": 4.5, "patience": 9}, 3),
+        ([3, float("nan"), 5, 6], {"divergence_threshold": 4.5, "patience": 9}, 2),
+        ([0.5, 0.2, 0.1], {"divergence_threshold": 0.3, "mode": "max", "patience": 9}, 2),
     ],
 )
 def test_when_it_stops(values: list[float], arguments: dict[str, Any], epochs: int) -> None:
@@ -32,6 +37,7 @@ def test_when_it_stops(values: list[float], arguments: dict[str, Any], epochs: i
     history = fit_with(values, stopping)
     assert len(history.epoch) == epochs
     stopped = epochs < len(values) or stopping.wait >= max(stopping.patience, 1)
+    assert bool(stopping.reason) is stopped
     assert (stopping.stopped_epoch == epochs - 1) if stopped else (stopping.stopped_epoch is None)
 
 
