@@ -151,7 +151,7 @@ class ModelCheckpoint(PerFitCallback):
 
     def _save(self, path: str) -> None:
         if self.save_weights_only:
-            self.trainer.save_weights(path)  # type: ignore[attr-defined]
+            self.trainer.save_weights(path)
         else:
             self.trainer.save(path, async_save=self.async_save)
         if self.verbose:

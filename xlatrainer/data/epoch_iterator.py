@@ -83,6 +83,7 @@ class EpochIterator:
         self._iterator: Iterator[Any] | None = None
         self._ahead: list[Any] = []  # drawn, not handed out yet
         self._drawn = 0  # of the pass
+        self._handed_out = 0  # of the epoch
         self._first = 0  # the index at which an epoch goes on
         self._goes_on = False
         self._has_warned = False
@@ -128,12 +129,14 @@ class EpochIterator:
             done: How many batches of the epoch that is going on are done; None between two epochs.
         """
         position = self._position.state_dict(between=done is None and self._restarts)
-        position["drawn"] -= len(self._ahead)
+        unused = len(self._ahead) + (0 if done is None else self._handed_out - done)
+        position["drawn"] -= unused
+        position["ended"] = position["ended"] and not unused
         return {"done": done or 0, "iterator": position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` says at the next iteration; sets the random states."""
-        self._first = state["done"]
+        self._first = self._handed_out = state["done"]
         self._position.load_state_dict(state["iterator"])
         self._iterator, self._drawn = iter(self._position), state["iterator"]["drawn"]
         self._goes_on = True
@@ -145,10 +148,12 @@ class EpochIterator:
             self._start_pass()
         self._goes_on = False
         index, self._first = self._first, 0
+        self._handed_out = index
         may_start_anew = wanted is not None and not self._one_shot and self._drawn > index
         while wanted is None or index < wanted:
             batch = self._next()
             if batch is not _END:
+                self._handed_out = index + 1
                 yield index, batch
                 index += 1
             elif may_start_anew:

@@ -62,3 +62,38 @@ class Persistence:
             RuntimeError: If it does not fit the model.
         """
         return self.saver.load(path, strict=strict, names=map)
+
+    def save_weights(self, path: str | os.PathLike[str]) -> None:
+        """Save the model's weights alone, as a safetensors file that needs no xlatrainer to be read.
+
+        It appears whole or not at all. Tied weights are in it once.
+
+        Args:
+            path: The file, usually ".safetensors", or a URL; its folder is made if need be.
+
+        Raises:
+            CheckpointError: If it cannot be written; an older file at `path` is untouched.
+        """
+        self.saver.save_weights(path)
+
+    def load_weights(self, path: str | os.PathLike[str], *, strict: bool = True, map: NameMap | None = None) -> Loaded:
+        """Load weights into the model, from files of any origin and without executing code.
+
+        Args:
+            path: A path or URL: a ".safetensors" file, a checkpoint's folder, a folder of safetensors files as Hugging
+                Face writes it, or a state dict of `torch.save`.
+            strict: Whether the model's names must be those of the file; shapes always must. Default True. A tied weight
+                is there if one of its names is.
+            map: From names in the file to names in the model: a dict of names, and of beginnings that end with a dot or
+                are empty (`{"": "backbone."}`), or a function, which may return None to leave a weight out. Default
+                None, the same names.
+
+        Returns:
+            With `strict=False`, the names that were `missing_keys` and `unexpected_keys`.
+
+        Raises:
+            FileNotFoundError: If there is nothing at `path`.
+            ValueError: If what is there holds no weights.
+            RuntimeError: If names or shapes do not fit; the message lists them.
+        """
+        return self.saver.load_weights(path, strict=strict, names=map)

@@ -26,7 +26,8 @@ from xlatrainer.trainer.checkpoints.places import place_of
 from xlatrainer.trainer.interruption import Interruption
 from xlatrainer.trainer.logs import Logs
 from xlatrainer.trainer.progress import Progress
-from xlatrainer.trainer.weights import Loaded, NameMap
+from xlatrainer.trainer.weight_files import read_weight_files, write_weight_file
+from xlatrainer.trainer.weights import Loaded, NameMap, load_into, model_state, renamed
 
 if TYPE_CHECKING:
     from xlatrainer.callbacks.callback_list import CallbackList
@@ -96,6 +97,15 @@ class Saver:
         self._writer.wait()
         for path in unreported:
             self._written(path)
+
+    def remove(self, path: str | os.PathLike[str]) -> None:
+        """Delete a checkpoint, or a file of weights, that was saved before."""
+        self.wait()
+        place = place_of(path)
+        if place.holds_checkpoint():
+            place.remove()
+        else:
+            place.remove_file()
 
     def _written(self, path: str) -> None:
         self._newest = path
@@ -237,6 +247,20 @@ class Saver:
     def load(self, path: str | os.PathLike[str], *, strict: bool, names: NameMap | None) -> Loaded:
         """Load model, optimizers and counters; see `Trainer.load`."""
         return load_state(self._trainer, read(path), strict=strict, names=names, everything=False)
+
+    def save_weights(self, path: str | os.PathLike[str]) -> None:
+        """Save the weights alone; see `Trainer.save_weights`."""
+        weights, tied, _ = model_state(self._trainer.model)
+        fetched = self._trainer.strategy.fetch(list(weights.values()))
+        write_weight_file(path, dict(zip(weights, fetched, strict=True)), tied)
+
+    def load_weights(self, path: str | os.PathLike[str], *, strict: bool, names: NameMap | None) -> Loaded:
+        """Load weights alone; see `Trainer.load_weights`."""
+        weights, tied = read_weight_files(path)
+        ties = {} if names is not None else tied
+        loaded = load_into(self._trainer.model, renamed(weights, names), ties, strict=strict, where=os.fspath(path))
+        self._trainer.strategy.end_step()
+        return loaded
 
     def resume(self, saved: Saved, progress: Progress) -> None:
         """Set everything to what it was; called once the hooks that had been called before it was saved were called."""
