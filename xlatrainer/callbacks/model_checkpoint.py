@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import fsspec
-
 from xlatrainer.callbacks.callback import LogValues
 from xlatrainer.callbacks.frequency import Frequency
 from xlatrainer.callbacks.monitor import Mode, Monitor
@@ -192,11 +190,7 @@ class ModelCheckpoint(PerFitCallback):
 
     def _delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):  # somebody else has deleted it
-            if not self.save_weights_only:
-                self.trainer.saver.remove(path)
-            else:
-                system, inner = fsspec.url_to_fs(path)
-                system.rm_file(inner)
+            self.trainer.saver.remove(path)
 
 
 def _number(name: str, value: int | None, other_name: str, other: int | None) -> int | None:

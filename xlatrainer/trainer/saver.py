@@ -86,11 +86,6 @@ class Saver:
         self._writer.start(lambda: write_checkpoint(path, content()))
         self._unreported.append(shown)
 
-    def remove(self, path: str | os.PathLike[str]) -> None:
-        """Delete the checkpoint at `path`."""
-        self.wait()
-        place_of(path).remove()
-
     def wait(self) -> None:
         """Wait until what is written in the background is on the disk; raise its error if it had one."""
         unreported, self._unreported = self._unreported, []
