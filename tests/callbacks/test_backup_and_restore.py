@@ -13,7 +13,9 @@ from tests.callbacks.helpers import small_trainer
 from tests.trainer.helpers import DEVICES, class_batches
 from xlatrainer.callbacks.backup_and_restore import BackupAndRestore
 from xlatrainer.callbacks.callback import Callback
+from xlatrainer.callbacks.csv_logger import CSVLogger
 from xlatrainer.callbacks.early_stopping import EarlyStopping
+from xlatrainer.callbacks.json_logger import JSONLogger
 from xlatrainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
 from xlatrainer.trainer.trainer import Trainer
 
@@ -138,3 +140,27 @@ def test_callbacks_decide_as_if_nothing_had_happened(tmp_path: Path) -> None:
     assert trainer.epoch == 11
     for name, value in undisturbed.model.state_dict().items():
         assert torch.equal(value.cpu(), trainer.model.state_dict()[name].cpu())
+
+
+def test_log_files_are_those_of_one_training(tmp_path: Path) -> None:
+    csv, lines = tmp_path / "log.csv", tmp_path / "log.jsonl"
+
+    def run(folder: Path, *others: Callback) -> None:
+        small_trainer().fit(
+            class_batches(),
+            epochs=4,
+            callbacks=[CSVLogger(folder / csv.name), JSONLogger(folder / lines.name), *others],
+            verbose=0,
+        )
+
+    run(tmp_path / "expected")
+    for step in (9, 24):
+        with pytest.raises(OSError, match="the machine is gone"):
+            run(tmp_path, Dies([0.0] * 100, step), BackupAndRestore(tmp_path, save_freq="1 steps"))
+        for path in (csv, lines):  # what a kill may leave behind
+            path.write_text(path.read_text() + ('{"epo' if path is lines else "1"))
+    run(tmp_path, BackupAndRestore(tmp_path))
+    for path in (csv, lines):
+        assert path.read_text() == (tmp_path / "expected" / path.name).read_text()
+    run(tmp_path)
+    assert len(lines.read_text().splitlines()) == 4

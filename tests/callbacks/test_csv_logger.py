@@ -14,6 +14,12 @@ def rows(path: Path, separator: str = ",") -> list[dict[str, str]]:
         return list(csv.DictReader(file, delimiter=separator))
 
 
+def begun(logger: CSVLogger) -> CSVLogger:
+    logger.set_trainer(Trainer(classifier(), "sgd", strategy=ON_CPU))
+    logger.on_train_begin({})
+    return logger
+
+
 def test_the_values_of_the_history(tmp_path: Path) -> None:
     path = tmp_path / "new" / "log.csv"
     sizes: list[int] = []
@@ -31,15 +37,12 @@ def test_the_values_of_the_history(tmp_path: Path) -> None:
 def test_append_and_overwrite(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     for append, expected in ((False, 1), (True, 2), (True, 3), (False, 1)):
-        logger = CSVLogger(path, separator=";", append=append)
-        logger.on_train_begin({})
-        logger.on_epoch_end(0, {"loss": 0.5})
+        begun(CSVLogger(path, separator=";", append=append)).on_epoch_end(0, {"loss": 0.5})
         assert [row["loss"] for row in rows(path, ";")] == ["0.5"] * expected
 
 
 def test_columns_that_change(tmp_path: Path) -> None:
-    logger = CSVLogger(tmp_path / "log.csv")
-    logger.on_train_begin({})
+    logger = begun(CSVLogger(tmp_path / "log.csv"))
     logger.on_epoch_end(0, {"loss": 0.5, "val_loss": 0.25})
     logger.on_epoch_end(1, {"loss": 0.5})
     assert [row["val_loss"] for row in rows(tmp_path / "log.csv")] == ["0.25", ""]

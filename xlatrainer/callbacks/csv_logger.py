@@ -23,7 +23,8 @@ class CSVLogger(Callback):
     Args:
         filename: The file; its folder is made if need be.
         separator: Between the cells; default ",".
-        append: True continues an existing file, below its header; default False, which overwrites it.
+        append: True continues an existing file, below its header; default False, which overwrites it. A training that
+            is resumed continues it in any case, without the epochs that are now trained again.
     """
 
     def __init__(self, filename: str | os.PathLike[str], separator: str = ",", append: bool = False) -> None:
@@ -35,11 +36,13 @@ class CSVLogger(Callback):
     def on_train_begin(self, logs: LogValues) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._columns = None
-        if not self.append:
+        is_resumed = self.trainer.saver.resumed_from is not None
+        if (self.append or is_resumed) and self.path.exists() and self.path.stat().st_size:
+            rows = self._read()
+            if is_resumed:
+                self._write([row for row in rows if int(row["epoch"]) < self.trainer.epoch], "w")
+        else:
             self.path.write_text("")
-        elif self.path.exists() and self.path.stat().st_size:
-            with self.path.open(newline="") as file:
-                self._columns = next(csv.reader(file, delimiter=self.separator))
 
     def on_epoch_end(self, epoch: int, logs: LogValues) -> None:
         row = {"epoch": epoch, **logs}
@@ -47,11 +50,18 @@ class CSVLogger(Callback):
             self._columns = list(row)
             self._write([], "w")
         elif not row.keys() <= set(self._columns):
-            with self.path.open(newline="") as file:
-                rows = list(csv.DictReader(file, delimiter=self.separator))
+            rows = self._read()
             self._columns += [name for name in row if name not in self._columns]
             self._write(rows, "w")
         self._write([row], "a")
+
+    def _read(self) -> list[dict[str, str]]:
+        """The rows of the file that were written whole; sets the columns to its."""
+        with self.path.open(newline="") as file:
+            whole = [line for line in file.readlines() if line.endswith("\n")]
+        reader = csv.DictReader(whole, delimiter=self.separator)
+        self._columns = list(reader.fieldnames or ())
+        return list(reader)
 
     def _write(self, rows: Sequence[Mapping[str, Any]], mode: str) -> None:
         """Write the header and `rows` to a new file that takes the place of the old one, or append `rows`."""
