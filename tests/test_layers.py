@@ -54,6 +54,7 @@ LAYERS = (
             "xlatrainer.backend.composites",
             "xlatrainer.backend.gradients",
             "xlatrainer.backend.inference_kernels",
+            "xlatrainer.backend.autocast",
             "xlatrainer.backend.device",
             "xlatrainer.backend.device_module",
         )

@@ -16,6 +16,7 @@ from torch._C import DispatchKey
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
+    "AUTOCAST_KEY",
     "AUTOGRAD_KEY",
     "BACKEND_KEY",
     "alias_as_strided",
@@ -28,19 +29,23 @@ __all__ = [
     "call_composite_kernel",
     "call_meta_kernel",
     "create_tensor",
+    "find_overload",
     "function_transforms_active",
     "has_kernel",
     "has_lasting_workers",
     "load_executable",
+    "positional_until",
     "register_backend",
     "serialize_executable",
     "tree_flatten",
     "tree_map",
     "tree_unflatten",
+    "without_autocast",
 ]
 
 BACKEND_KEY = "PrivateUse1"
 AUTOGRAD_KEY = "AutogradPrivateUse1"
+AUTOCAST_KEY = "AutocastPrivateUse1"
 
 # A plain `torch.Tensor` on the renamed PrivateUse1 device, contiguous, with an empty storage of its own:
 # there is no public way to make one without a C++ extension (torch 2.11+).
@@ -166,6 +171,28 @@ def all_overloads() -> list[Any]:
         if found is not None:
             overloads.append(found)
     return overloads
+
+
+def find_overload(name: str) -> Any:
+    """The overload of the `aten` namespace called `name` ("softmax.int", "mm"), None if this torch has none."""
+    if not torch._C._dispatch_has_kernel(f"aten::{name}"):
+        return None
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def positional_until(overload: Any, argument: str) -> int:
+    """How many arguments of `overload` come before the one of that name."""
+    return [each.name for each in overload._schema.arguments].index(argument)
+
+
+# Not in torch's type stubs.
+_AUTOCAST_KEYS = torch._C.DispatchKeySet(DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
+
+
+def without_autocast() -> Any:
+    """A context in which operators go past the autocast key: for a kernel of ours at that key, to call its operator."""
+    return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS)
 
 
 def has_kernel(overload: Any, key: str) -> bool:

@@ -38,7 +38,9 @@ class EMA:
         if not self.averages:
             for name, parameter in self._model.named_parameters():
                 if parameter.requires_grad:
-                    self._add(name, parameter.detach().clone())
+                    # A clone would share its contents with the parameter until one of them is written: with one input
+                    # for both, the first step would be a program of its own.
+                    self._add(name, parameter.detach() * 1)
 
     def _add(self, name: str, average: Tensor) -> None:
         self.averages[name] = nn.Parameter(average, requires_grad=False)

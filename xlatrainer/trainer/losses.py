@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from xlatrainer.metrics.accuracy import is_class_index
+from xlatrainer.trainer.precision import full_precision
 from xlatrainer.trainer.weighting import EVEN, RowWeights, elements_of, weighted_mean
 
 __all__ = [
@@ -208,7 +209,7 @@ def binary_threshold(loss: LossSpec) -> float | None:
 
 
 def _of_predictions(loss: Callable[..., Tensor], output: Any, target: Any, weights: RowWeights = EVEN) -> Tensor:
-    prediction = predictions_of(output)
+    prediction = full_precision(predictions_of(output))
     if weights is EVEN:
         return loss(prediction, target)
     return weighted_mean(elements_of(loss, prediction, target), weights)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from xlatrainer.data.batch import Arguments, split_batch
+from xlatrainer.data.batch import Arguments, Batch, split_batch
 from xlatrainer.metrics.mean import Mean
 from xlatrainer.metrics.metric import Metric, update_metrics
 from xlatrainer.strategies.strategy import Step
@@ -21,6 +21,7 @@ from xlatrainer.trainer.accumulation import Accumulation, GradientSums
 from xlatrainer.trainer.logs import Logs
 from xlatrainer.trainer.losses import LossFunction, SeveralLosses, checked_loss, predictions_of
 from xlatrainer.trainer.padding import Padding
+from xlatrainer.trainer.precision import Precision, full_precision
 from xlatrainer.trainer.steps import Outcome, as_outcome, call_model, num_rows, rows_of
 from xlatrainer.trainer.updates import Updates
 from xlatrainer.trainer.user_state import UserState
@@ -43,6 +44,7 @@ class Stepper:
         metrics: On the device already.
         updates: What a loss comes to.
         padding: Of short batches.
+        precision: Of the forward pass.
 
     Attributes:
         loss_mean, metrics: The state of the pass over data that is going on.
@@ -57,6 +59,7 @@ class Stepper:
         metrics: Sequence[Metric],
         updates: Updates,
         padding: Padding,
+        precision: Precision,
     ) -> None:
         self._trainer = trainer
         self._strategy = trainer.strategy
@@ -73,6 +76,7 @@ class Stepper:
         trained = [p for optimizer in updates.optimizers.values() for g in optimizer.param_groups for p in g["params"]]
         self.accumulation = Accumulation(GradientSums(trained, self._strategy.device), 1)
         self._padding = padding
+        self._precision = precision
         self._batch_rows = 1
         self._is_real: Tensor | None = None  # while a padded step is recorded, until the loss has left the rows out
         self.latest: Sequence[Any] = ()
@@ -157,8 +161,8 @@ class Stepper:
     def predict(self, batch: Any) -> tuple[Any, int | None]:
         """The predictions for a batch, on the device, and how many of its rows are real; None for all."""
         inputs, rows = self._place(split_batch(batch, Arguments.of(self._trainer.model)).inputs)
-        with self._averaged():
-            output = self._trainer.predict_step(inputs)
+        with self._averaged(), self._precision.autocast(self._strategy.device):
+            output = full_precision(self._trainer.predict_step(self._precision.of_inputs(inputs)))
         self._strategy.end_step()
         return output, rows
 
@@ -172,12 +176,14 @@ class Stepper:
         output = call_model(self._trainer.model, inputs)
         weights = EVEN if weight is None and self._is_real is None else RowWeights(weight, self._is_real)
         logs: dict[str, Tensor] = {}
-        if isinstance(self.loss_function, SeveralLosses):
-            parts = self.loss_function.parts(output, target, weights)
-            loss = self.loss_function.total(parts)
-            logs = {self.loss_function.names[key]: part for key, part in parts.items()}
-        else:
-            loss = checked_loss(self.loss_function(output, target, weights))
+        output = full_precision(output)
+        with self._precision.without_autocast(self._strategy.device):
+            if isinstance(self.loss_function, SeveralLosses):
+                parts = self.loss_function.parts(output, target, weights)
+                loss = self.loss_function.total(parts)
+                logs = {self.loss_function.names[key]: part for key, part in parts.items()}
+            else:
+                loss = checked_loss(self.loss_function(output, target, weights))
         is_real, self._is_real = self._is_real, None
         rows = self._batch_rows if self.user_state.recording else num_rows(target, inputs)
         return Outcome(loss, predictions_of(output), target, rows, logs, weight, is_real)
@@ -256,9 +262,10 @@ class Stepper:
         self._take_norms()
 
     def _take_norms(self) -> None:
-        for name, norm in self.updates.norms.items():
-            self._logged["train"][self.updates.norm_name(name)].update(norm)
+        for name, (norm, made) in self.updates.norms.items():
+            self._logged["train"][self.updates.norm_name(name)].update(norm, made)
         self.updates.norms.clear()
+        self.updates.end_step()
 
     def _record_test(self, batch: Any, rows: int | None) -> dict[str, Tensor]:
         with self._averaged():
@@ -276,7 +283,9 @@ class Stepper:
             self._is_real = torch.arange(rows_of(batch), device=self._strategy.device) < rows
         self.user_state.recording = True
         try:
-            outcome = as_outcome(getattr(self._trainer, name)(batch), batch, self._batch_rows, name)
+            with self._precision.autocast(self._strategy.device):
+                returned = getattr(self._trainer, name)(self._in_precision(batch))
+            outcome = as_outcome(returned, batch, self._batch_rows, name)
             if self._is_real is not None:
                 raise ValueError(
                     f"pad_last_batch pads rows that {name} does not leave out: it makes its loss itself. Let it call "
@@ -290,19 +299,26 @@ class Stepper:
             self.user_state.gather()
         return outcome
 
+    def _in_precision(self, batch: Any) -> Any:
+        """The batch with its inputs in the precision of the model, its targets and weights as they are."""
+        if isinstance(batch, tuple | list) and len(batch) in (2, 3):
+            return Batch(self._precision.of_inputs(batch[0]), *batch[1:]) if self._precision.name == "bf16" else batch
+        return self._precision.of_inputs(batch)
+
     @torch.no_grad()
     def _values(self, outcome: Outcome) -> dict[str, Tensor]:
         """Take the outcome into the metrics; returns the values so far."""
+        prediction = full_precision(outcome.prediction)
         reported: list[Metric] = [*self.metrics, *self._logged[self._phase].values()]
         if outcome.loss is not None:
-            self.loss_mean.update(outcome.loss, outcome.num_examples)
+            self.loss_mean.update(outcome.loss.float(), outcome.num_examples)
             reported.insert(0, self.loss_mean)
         if self.metrics and outcome.prediction is None:
             raise ValueError(
                 f"the metric {self.metrics[0].name!r} needs predictions: let the step return a dict with 'loss', "
                 f"'prediction' and 'target', or log what it computes itself"
             )
-        update_metrics(self.metrics, outcome.prediction, outcome.target, outcome.sample_weight, outcome.is_real)
+        update_metrics(self.metrics, prediction, outcome.target, outcome.sample_weight, outcome.is_real)
         return {metric.name: metric.compute() for metric in reported}
 
 

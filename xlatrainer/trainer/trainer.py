@@ -8,8 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from xlatrainer.callbacks.callback import Callback
@@ -25,19 +24,17 @@ from xlatrainer.trainer.clipping import Clipping
 from xlatrainer.trainer.ema import EMA
 from xlatrainer.trainer.inputs import batches_to_evaluate, batches_to_predict, batches_to_train
 from xlatrainer.trainer.interruption import EXIT_CODE, Interruption
-from xlatrainer.trainer.logs import Logs
 from xlatrainer.trainer.loops import FitPlan, evaluate_loop, fit_loop, predict_loop
 from xlatrainer.trainer.losses import LossSpec, binary_threshold, resolve_loss
-from xlatrainer.trainer.modes import evaluating, training
 from xlatrainer.trainer.optimizer_state import initialize_state
 from xlatrainer.trainer.optimizers import OptimizerSpec, parameter_names, resolve_optimizers
 from xlatrainer.trainer.padding import Padding
 from xlatrainer.trainer.persistence import Persistence
+from xlatrainer.trainer.precision import LossScale, Precision
 from xlatrainer.trainer.saver import SaveFrequency, Saver
 from xlatrainer.trainer.schedules import SchedulerSpec, Schedules
+from xlatrainer.trainer.step_methods import StepMethods
 from xlatrainer.trainer.stepper import Stepper
-from xlatrainer.trainer.steps import model_step, predict_step
-from xlatrainer.trainer.summary import Summary, summarize
 from xlatrainer.trainer.updates import Updates
 
 __all__ = ["Trainer"]
@@ -46,7 +43,7 @@ _T = TypeVar("_T", bound=Callback)
 _V = TypeVar("_V")
 
 
-class Trainer(Persistence):
+class Trainer(Persistence, StepMethods):
     """Trains a PyTorch model on the `xla` device, with Keras's methods.
 
     The model is moved to the strategy's device, in place, when the Trainer is created. Batches are
@@ -100,17 +97,23 @@ class Trainer(Persistence):
         max_to_keep: How many checkpoints of this training stay in `output_dir`; the newest one with finite weights
             always does. None keeps all. Default 3.
         async_save: Whether `fit` goes on while a checkpoint is written. Default True.
+        precision: "fp32"; "bf16-mixed" or "fp16-mixed", whose forward pass is under `torch.autocast` while weights,
+            losses and metrics stay float32; or "bf16", where the model itself is bfloat16. Lightning's and Keras's
+            names do too. In float16 the loss has a scale, and updates with gradients that are not finite are left out,
+            without a read. Default "fp32".
 
     Attributes:
         model: The model, on the device.
         optimizer: The optimizer. Its param groups may be changed at any time; a new learning rate compiles nothing.
         optimizers: All optimizers by name: `{"optimizer": optimizer}`, or the dict that was given, on the device.
+        loss_scale: With "fp16-mixed", what losses are multiplied with; else None.
         ema: The averages of the weights, or None; `trainer.ema.copy_to_model()` makes them the model's own.
         learning_rate: The current one, of the first param group of `optimizer`.
         epoch: Epochs completed; `step`: updates made; `num_examples`: examples trained on. All are saved and loaded.
         stop_training: Set it to True (from a callback, say) to end `fit` after the current batch.
 
     Example:
+        >>> import torch
         >>> from xlatrainer.strategies.single import SingleDeviceStrategy
         >>> x = torch.linspace(-1, 1, 64).unsqueeze(1)
         >>> batches = list(zip(x.split(16), (2 * x + 1).split(16)))
@@ -148,6 +151,7 @@ class Trainer(Persistence):
         save_freq: SaveFrequency = "epoch",
         max_to_keep: int | None = 3,
         async_save: bool = True,
+        precision: str | int = "fp32",
     ) -> None:
         before = frozenset(vars(self))
         if steps_per_execution < 1:
@@ -158,6 +162,8 @@ class Trainer(Persistence):
         resolved_metrics = resolve_metrics(metrics, weighted_metrics, threshold=binary_threshold(loss))
         self.strategy = resolve_strategy(strategy)
         names = parameter_names(model)
+        computing = Precision(precision)
+        computing.convert(model)
         self.model = self.strategy.setup(model)
         self.optimizers = resolve_optimizers(optimizer, names, self.model, learning_rate)
         self.schedules = Schedules(scheduler, self.optimizers, scheduler_interval, scheduler_monitor)
@@ -167,8 +173,10 @@ class Trainer(Persistence):
         for metric in resolved_metrics:
             metric.to(self.strategy.device)
         self.ema = EMA(self.model, ema_momentum) if use_ema else None
-        updates = Updates(self.optimizers, Clipping(global_clipnorm, clipnorm, clipvalue), self.ema)
-        self.stepper = Stepper(self, loss_function, resolved_metrics, updates, Padding(pad_last_batch))
+        self.precision, self.loss_scale = computing.name, LossScale.of(computing, self.optimizers, self.strategy.device)
+        clipping = Clipping(global_clipnorm, clipnorm, clipvalue)
+        updates = Updates(self.optimizers, clipping, self.ema, computing, self.loss_scale)
+        self.stepper = Stepper(self, loss_function, resolved_metrics, updates, Padding(pad_last_batch), computing)
         self.gradient_accumulation_steps = _one_name(
             1, gradient_accumulation_steps=gradient_accumulation_steps, accumulate_grad_batches=accumulate_grad_batches
         )
@@ -349,201 +357,25 @@ class Trainer(Persistence):
         with hooks.guarded():
             return predict_loop(self, batches, hooks)
 
-    def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> Logs:
-        """Train on one batch: the same program as in `fit`, without callbacks.
-
-        Args:
-            x, y: The inputs and targets of the batch; or all of it in `x`, as `fit` takes it.
-
-        Returns:
-            The loss and the metrics of this batch alone; reading a value waits for the device.
-        """
-        self._begin_training()
-        self.stepper.begin("train")
-        with self.strategy.loop(), training(self.model):
-            return self.stepper.train([_one_batch(x, y, sample_weight)])
-
-    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> Logs:
-        """The loss and the metrics of one batch, in eval mode; arguments and result as for `train_on_batch`."""
-        self.strategy.end_step()
-        self.stepper.begin("test")
-        with self.strategy.loop(), evaluating(self.model), torch.no_grad():
-            return self.stepper.test(_one_batch(x, y, sample_weight))
-
-    def predict_on_batch(self, x: Any) -> Any:
-        """The model's outputs for one batch of inputs, in eval mode: tensors on the device, nested as it returns them.
-
-        Args:
-            x: Inputs, or (inputs, targets).
-        """
-        self.strategy.end_step()
-        self.stepper.begin("predict")
-        with self.strategy.loop(), evaluating(self.model), torch.no_grad():
-            return self.stepper.predict(x)[0]
-
-    # What a step does: to be overridden here, or to be defined by the model.
-
-    def training_step(self, batch: Any) -> Any:
-        """A batch's loss, from which `fit` makes an update; the model's own `training_step` if it has one.
-
-        Override it here, or define `training_step(self, batch)` or `(self, batch, trainer)` in the model, to train in
-        another way. It is recorded as a part of one program and then runs no more: it must not read a value.
-
-        Args:
-            batch: On the device.
-
-        Returns:
-            One of: a loss of shape (); a dict with "loss", with "prediction" and "target" if there are metrics, and
-            with further values of shape () to log; the model's output, if it has a `.loss`; None, if the step has made
-            its updates itself (`minimize`).
-
-        Example:
-            >>> class Distance(Trainer):
-            ...     def training_step(self, batch):
-            ...         inputs, targets = batch
-            ...         distance = (self.model(inputs) - targets).abs()
-            ...         self.log("largest", distance.max())
-            ...         return distance.mean()
-        """
-        step = model_step(self.model, "training_step", self)
-        return self.stepper.default_step(batch) if step is None else step(batch)
-
-    def validation_step(self, batch: Any) -> Any:
-        """A batch's loss and predictions in `evaluate`; override or define it as `training_step`, with its results."""
-        step = model_step(self.model, "validation_step", self)
-        return self.stepper.default_step(batch) if step is None else step(batch)
-
-    def predict_step(self, batch: Any) -> Any:
-        """What `predict` returns for the inputs of a batch; override or define it as `training_step`."""
-        step = model_step(self.model, "predict_step", self)
-        return predict_step(self.model, batch) if step is None else step(batch)
-
-    def minimize(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
-        """Within a `training_step` that returns None: the backward pass of `loss` and an update.
-
-        Args:
-            loss: Shape ().
-            optimizer: Whose parameters are changed, and no others; default None, the only one.
-        """
-        self.stepper.updates.minimize(loss, self.optimizer if optimizer is None else optimizer)
-
-    def log(self, name: str, value: Tensor | float) -> None:
-        """Within a step: report `value` under `name`, as its mean over the examples of the epoch so far.
-
-        Nothing is read: a value stays on the device until somebody looks at it.
-
-        Args:
-            name: Not that of a metric; a validation's values get `val_` before theirs, as always.
-            value: Shape (), or a number.
-
-        Raises:
-            RuntimeError: Outside of a step.
-        """
-        self.stepper.log(name, value)
-
-    def summary(self, x: Any = None) -> Summary:
-        """The layers of the model, with output shapes, parameters and bytes; `print` it for a table.
-
-        Args:
-            x: An example of the model's inputs, as a tensor, a tuple of positional or a dict of keyword arguments. It
-                is run once, for the shapes and the number of operations, as XLA counts them. Default None, without.
-
-        Returns:
-            A `Summary`, whose attributes are the numbers. Tied weights count once.
-        """
-        return summarize(self.model, self.strategy, x)
-
     def stop(self) -> None:
         """End `fit` after the current batch, its epoch's validation and hooks: sets `stop_training`."""
         self.stop_training = True
-
-    @property
-    def optimizer(self) -> Optimizer:
-        return next(iter(self.optimizers.values()))
-
-    @property
-    def learning_rate(self) -> float:
-        return float(self.optimizer.param_groups[0]["lr"])
-
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        """Batches for one update; may be set between updates, at the start of an epoch say."""
-        return self.stepper.accumulation.steps
-
-    @gradient_accumulation_steps.setter
-    def gradient_accumulation_steps(self, steps: int) -> None:
-        self.stepper.set_accumulation(steps)
-
-    def average_weights(self, momentum: float = 0.99) -> EMA:
-        """Keep averages of the weights from the next training on, as `use_ema` does from the beginning.
-
-        Args:
-            momentum: How much of an average an update keeps. Default 0.99.
-
-        Returns:
-            The averages, `trainer.ema`; those that there are go on.
-
-        Raises:
-            ValueError: If there are some with another momentum.
-        """
-        if self.ema is None:
-            self.ema = self.stepper.updates.ema = EMA(self.model, momentum)
-        if self.ema.momentum != momentum:
-            raise ValueError(f"the Trainer averages with a momentum of {self.ema.momentum}, {momentum} was asked for")
-        return self.ema
-
-    @property
-    def keep_gradients(self) -> bool:
-        """Whether each parameter's `.grad`, clipped, stays from one update to the next; default False, to save memory.
-
-        Setting it ends the steps that were replayed: do so before `fit` or in `on_train_begin`.
-        """
-        return self.stepper.updates.keep_gradients
-
-    @keep_gradients.setter
-    def keep_gradients(self, value: bool) -> None:
-        self.stepper.updates.keep_gradients = value
-        if not value:
-            for optimizer in self.optimizers.values():
-                optimizer.zero_grad(set_to_none=True)
-
-    @property
-    def epoch(self) -> int:
-        return self._counter("epoch")
-
-    @epoch.setter
-    def epoch(self, value: int) -> None:
-        self._counters["epoch"] = value
-
-    @property
-    def step(self) -> int:
-        return self._counter("step")
-
-    @step.setter
-    def step(self, value: int) -> None:
-        self._counters["step"] = value
-
-    @property
-    def num_examples(self) -> int:
-        return self._counter("num_examples")
-
-    @num_examples.setter
-    def num_examples(self, value: int) -> None:
-        self._counters["num_examples"] = value
 
     def stateful_parts(self) -> dict[str, Any]:
         """All that a training goes on from besides the model and the counters, by name, with the same names each time.
 
         Each has a `state_dict()` and a `load_state_dict(state)`: the optimizer ("optimizer", or "optimizer.NAME" of
-        several), the schedulers ("scheduler", or "scheduler.0" and so on), the averages of the weights ("ema"), the
-        gradients of a group that is not whole yet ("accumulation"), and the callbacks that have a state
-        ("callback.EarlyStopping"), of the latest `fit` if there was one.
+        several), the schedulers ("scheduler", or "scheduler.0" and so on), the scale of losses ("loss_scale"), the
+        averages of the weights ("ema"), the gradients of a group that is not whole yet ("accumulation"), and the
+        callbacks that have a state ("callback.EarlyStopping"), of the latest `fit` if there was one.
         """
         several = len(self.optimizers) > 1
         parts: dict[str, Any] = {
             f"optimizer.{name}" if several else "optimizer": optimizer for name, optimizer in self.optimizers.items()
         }
         parts.update(self.schedules.stateful_parts())
+        if self.loss_scale is not None:
+            parts["loss_scale"] = self.loss_scale
         if self.ema is not None:
             parts["ema"] = self.ema
         if self.gradient_accumulation_steps > 1:
@@ -551,11 +383,6 @@ class Trainer(Persistence):
         callbacks = self._hooks.callbacks or self.callbacks
         parts.update((f"callback.{name}", value) for name, value in stateful_callbacks(callbacks).items())
         return parts
-
-    def _counter(self, name: str) -> int:
-        if self.stepper.user_state.recording:
-            self.stepper.user_state.read.add(name)
-        return self._counters[name]
 
     def _begin_training(self) -> None:
         for optimizer in self.optimizers.values():
@@ -585,12 +412,6 @@ def _one_name(default: _V, **given: _V | None) -> _V:
     if len(values) > 1:
         raise ValueError(f"{' and '.join(values)} are names of the same argument; give one of them")
     return next(iter(values.values()), default)
-
-
-def _one_batch(x: Any, y: Any, sample_weight: Any) -> Any:
-    if sample_weight is not None:
-        return x, y, sample_weight
-    return x if y is None else (x, y)
 
 
 def _find(kind: type[_T], callbacks: Sequence[Callback]) -> _T | None:
