@@ -5,6 +5,7 @@ from typing import Any
 
 import fsspec
 import pytest
+import torch
 
 from tests.callbacks.helpers import Values, counts, fit_with, since, small_trainer
 from tests.trainer.helpers import class_batches
@@ -121,6 +122,17 @@ def test_behind_a_url() -> None:
     resumed.load("memory://runs-of-a-test/3")
     assert resumed.step == 3
     memory.rm("/runs-of-a-test", recursive=True)
+
+
+def test_weights_alone(tmp_path: Path) -> None:
+    trainer = small_trainer("xla")
+    checkpoint = ModelCheckpoint(tmp_path / "{epoch}.safetensors", save_weights_only=True, max_to_keep=2)
+    fit_with([3, 2, 1], checkpoint, trainer=trainer)
+    assert names(tmp_path) == ["2.safetensors", "3.safetensors"]
+    loaded = small_trainer()
+    loaded.load_weights(tmp_path / "3.safetensors")
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(value.cpu(), loaded.model.state_dict()[name])
 
 
 def test_one_path_is_written_over(tmp_path: Path) -> None:
