@@ -26,8 +26,8 @@ class EarlyStopping(PerFitCallback):
         verbose: 1 prints when it stops and what it restores; default 0.
         mode: "min", "max" or "auto" (default), which tells by the name.
         baseline: Values that are not better than this one do not count either; default None.
-        restore_best_weights: True keeps a copy of the best epoch's parameters and buffers on the device and puts them
-            back when the training ends, whatever ends it. Default False.
+        restore_best_weights: True keeps a copy of the best epoch's parameters, buffers and averages of weights on the
+            device and puts them back when the training ends, whatever ends it. Default False.
         start_from_epoch: Epochs (counted from 0) before this one do not count; default 0.
         stopping_threshold: Stop as soon as the value is better than this; default None.
         divergence_threshold: Stop as soon as the value is worse than this, or NaN; default None.
@@ -90,7 +90,7 @@ class EarlyStopping(PerFitCallback):
         if is_better or self.best_epoch is None:
             self.best_epoch = epoch
             if self.restore_best_weights:
-                self.best_weights = copy_weights(self.model)
+                self.best_weights = copy_weights(self.trainer)
                 self.trainer.strategy.end_step()
         if is_better:
             self.best = value
@@ -117,7 +117,7 @@ class EarlyStopping(PerFitCallback):
         if self.verbose and self.stopped_epoch is not None:
             print(f"Epoch {self.stopped_epoch + 1}: stopped, {self.reason}")
         if self.best_weights is not None:
-            put_weights(self.model, self.best_weights)
+            put_weights(self.trainer, self.best_weights)
             self.trainer.strategy.end_step()
             self.best_weights = None
             if self.verbose:

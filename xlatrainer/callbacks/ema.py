@@ -21,7 +21,8 @@ class EMA(Callback):
     Args:
         momentum: How much of an average an update keeps; default 0.99.
         copy_at_end: Whether the model's own parameters become their averages when the training ends, as in Keras;
-            default True. `EarlyStopping(restore_best_weights=True)` must come before this callback then, or not at all.
+            default True. With `EarlyStopping(restore_best_weights=True)` before this callback they become the averages
+            of the best epoch.
 
     Example:
         >>> EMA(momentum=0.999).momentum

@@ -158,10 +158,16 @@ class Stepper:
         self.user_state.hand_back()
         return Logs(result, self._strategy)
 
-    def predict(self, batch: Any) -> tuple[Any, int | None]:
-        """The predictions for a batch, on the device, and how many of its rows are real; None for all."""
+    def predict(self, batch: Any, averaged: bool = True) -> tuple[Any, int | None]:
+        """The predictions for a batch, on the device, and how many of its rows are real; None for all.
+
+        Args:
+            batch: As it came.
+            averaged: Whether with the averages of the weights, if there are any.
+        """
         inputs, rows = self._place(split_batch(batch, Arguments.of(self._trainer.model)).inputs)
-        with self._averaged(), self._precision.autocast(self._strategy.device):
+        weights = self._averaged() if averaged else contextlib.nullcontext()
+        with weights, self._precision.autocast(self._strategy.device):
             output = full_precision(self._trainer.predict_step(self._precision.of_inputs(inputs)))
         self._strategy.end_step()
         return output, rows
