@@ -37,6 +37,7 @@ __all__ = [
     "positional_until",
     "register_backend",
     "serialize_executable",
+    "shut_down_workers",
     "tree_flatten",
     "tree_map",
     "tree_unflatten",
@@ -272,3 +273,12 @@ def bare_step(optimizer: Any) -> None:
 def has_lasting_workers(loader: Any) -> bool:
     """Whether a DataLoader with `persistent_workers=True` has started its workers; no public name tells."""
     return loader._iterator is not None
+
+
+def shut_down_workers(iterator: Any) -> None:
+    """End the worker processes of a DataLoader's iterator now, if it has any that are not to be used again.
+
+    There is no public way but to drop the iterator, which the traceback of an error holds.
+    """
+    if hasattr(iterator, "_shutdown_workers") and not iterator._persistent_workers:
+        iterator._shutdown_workers()

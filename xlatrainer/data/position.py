@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
-from xlatrainer.backend._private_api import has_lasting_workers
+from xlatrainer.backend._private_api import has_lasting_workers, shut_down_workers
 from xlatrainer.data.random_states import random_states, restore_random_states
 
 __all__ = ["ResumableBatches", "is_deterministic", "set_epoch"]
@@ -69,9 +69,12 @@ class ResumableBatches:
             self._was_alive = _keeps_workers(self.batches)
             self._begun, self._drawn = self._states(), 0
             iterator = iter(self.batches)
-        for batch in iterator:
-            self._drawn += 1
-            yield batch
+        try:
+            for batch in iterator:
+                self._drawn += 1
+                yield batch
+        finally:
+            shut_down_workers(iterator)
         self._ended = True
 
     def state_dict(self, *, between: bool = False) -> dict[str, Any]:

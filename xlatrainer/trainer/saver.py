@@ -173,9 +173,9 @@ class Saver:
         try:
             yield
         except BaseException as error:
+            self._end_writer(error)
             if isinstance(error, Exception) and self.progress is not None:
                 self._note(error, self.progress)
-            self._end_writer(error)
             self.progress = None
             raise
 
