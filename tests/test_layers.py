@@ -38,7 +38,7 @@ LAYERS = (
     Layer(("xlatrainer.backend",)),
     Layer(("xlatrainer.backend.kernels",)),
     # steps without their Python,
-    Layer(("xlatrainer.backend.capture",)),
+    Layer(("xlatrainer.backend.capture", "xlatrainer.backend.exporting")),
     Layer(("xlatrainer.backend.replay.step",)),
     Layer(("xlatrainer.backend.replay.series",)),
     Layer(("xlatrainer.backend.replay.plan",)),

@@ -6,7 +6,7 @@ errors.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -27,6 +27,14 @@ class Failing(NamedTuple):
     kind: type[Exception]
     message: str
     node: int
+
+
+class Recorded(Protocol):
+    """What is lowered: the attributes of `Program` that say what to compute."""
+
+    nodes: list[Node]
+    outputs: tuple[int, ...]
+    checks: list[Failing]
 
 
 class Program:
@@ -164,7 +172,7 @@ def _successors(
     return successors
 
 
-def _needed(program: Program) -> set[int]:
+def _needed(program: Recorded) -> set[int]:
     """Indices of the nodes that the outputs depend on; the others are not lowered at all."""
     wanted = set(program.outputs)
     needed = set()
@@ -195,7 +203,7 @@ def compiled_function(function: Any, arguments: Sequence[Any], donate: Sequence[
         return lowered.compile(compiler_options=runtime.compiler_options())
 
 
-def lower_program(program: Program, inputs: list[Any], floats: Any, ints: Any, random: Any) -> list[Any]:
+def lower_program(program: Recorded, inputs: list[Any], floats: Any, ints: Any, random: Any) -> list[Any]:
     """The body of the program, node by node: its outputs, and the result of its checks if there are any.
 
     Runs under jax's tracing. `inputs` are the leaves, `floats`, `ints` and `random` the other inputs, as in `run`.

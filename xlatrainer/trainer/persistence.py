@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
+from torch import nn
+
+from xlatrainer.trainer.export import ExportFormat, export_model
 from xlatrainer.trainer.saver import Saver
 from xlatrainer.trainer.weights import Loaded, NameMap
 
@@ -18,6 +22,7 @@ class Persistence:
     """
 
     saver: Saver
+    model: nn.Module
 
     def save(self, path: str | os.PathLike[str], *, async_save: bool = False) -> None:
         """Save the whole state: model, optimizers, callbacks, counters, random states and the place in the data.
@@ -97,3 +102,30 @@ class Persistence:
             RuntimeError: If names or shapes do not fit; the message lists them.
         """
         return self.saver.load_weights(path, strict=strict, names=map)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        example_inputs: Any,
+        format: ExportFormat = "torch",
+        dynamic_shapes: Any = None,
+    ) -> None:
+        """Write the model, in eval mode and with its weights, to a file that runs without xlatrainer.
+
+        Args:
+            path: The file or a URL; it appears whole or not at all.
+            example_inputs: The inputs of a batch, as the model is called with them: a tensor, a tuple, or a dict of
+                keyword arguments, on any device.
+            format: "torch" (default), for `torch.export.load(path).module()`; "stablehlo", XLA's program for the
+                platform in use, which `jax.export.deserialize(bytearray(Path(path).read_bytes())).call(*inputs)` runs,
+                or its text if the path ends with ".mlir": a program of all tensors of the inputs in order, with all
+                tensors of the predictions in order as results; "onnx".
+            dynamic_shapes: As for `torch.export.export`: which dimensions may have other sizes than in the example,
+                `({0: torch.export.Dim("batch")},)` for the rows of a single input. Default None, none.
+
+        Raises:
+            ImportError: For "onnx" without onnx and onnxscript, and for "stablehlo" that is no text without flatbuffers;
+                the message has the command.
+            ValueError: For an unknown format, and for a model that is no single XLA program with "stablehlo".
+        """
+        export_model(self.model, path, example_inputs, format, dynamic_shapes)
