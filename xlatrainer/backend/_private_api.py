@@ -13,12 +13,14 @@ import torch
 from jax._src.interpreters import pxla
 from jax._src.lib import xla_client
 from torch._C import DispatchKey
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
     "AUTOCAST_KEY",
     "AUTOGRAD_KEY",
     "BACKEND_KEY",
+    "TorchDispatchMode",
     "alias_as_strided",
     "alias_view",
     "all_overloads",

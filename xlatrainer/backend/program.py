@@ -102,6 +102,19 @@ class Program:
         found = lowered_function(*self._function(shapes), ()).cost_analysis()
         return dict(found or {})
 
+    def memory(self) -> int:
+        """The bytes that a run needs by XLA's account: inputs, outputs that are not written over inputs, temporaries.
+
+        A program that was found in the folder of compiled programs is compiled for it.
+        """
+        compiled = self.compiled
+        if not hasattr(compiled, "memory_analysis"):
+            leaves = [node.operation.outputs[0] for node in self.nodes if node.operation.lower is None]
+            compiled = self._compile([jax.ShapeDtypeStruct(leaf.shape, to_numpy(leaf.dtype)) for leaf in leaves])
+        sizes = compiled.memory_analysis()
+        total = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
+        return int(total - sizes.alias_size_in_bytes)
+
     def run(self, leaves: list[Any], floats: list[float], ints: list[int], random: tuple[int, int]) -> list[Any]:
         """Start the program; returns its output arrays, which may still be being computed."""
         inputs = leaves

@@ -32,6 +32,9 @@ class Step(Protocol):
                 the hyperparameters of optimizers. Default None.
         """
 
+    def memory(self) -> int | None:
+        """The bytes that the program of the latest step needs on the device; None where that is not known."""
+
 
 class _PlainStep:
     """Runs its function every time."""
@@ -44,6 +47,9 @@ class _PlainStep:
         result = self._function(*args)
         self._end()
         return result
+
+    def memory(self) -> int | None:
+        return None
 
     def many(self, batches: Sequence[tuple[Any, ...]], before_each: Callable[[int], None] | None = None) -> list[Any]:
         results = []

@@ -146,6 +146,10 @@ class Stepper:
         self.accumulation = Accumulation(self.accumulation.sums, steps)
         self.updates.sums = self.accumulation.sums if steps > 1 else None
 
+    def memory_needed(self) -> int | None:
+        """The bytes that the program of the latest training step needs on the device; None where that is not known."""
+        return self._training.memory()
+
     def batches_until(self, step: int) -> int:
         """How many batches it takes until the Trainer has made `step` updates."""
         return (step - self._trainer.step) * self.accumulation.steps - self.accumulation.position

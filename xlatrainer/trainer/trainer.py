@@ -31,6 +31,7 @@ from xlatrainer.trainer.optimizers import OptimizerSpec, parameter_names, resolv
 from xlatrainer.trainer.padding import Padding
 from xlatrainer.trainer.persistence import Persistence
 from xlatrainer.trainer.precision import LossScale, Precision
+from xlatrainer.trainer.recomputation import recompute_in_backward
 from xlatrainer.trainer.saver import SaveFrequency, Saver
 from xlatrainer.trainer.schedules import SchedulerSpec, Schedules
 from xlatrainer.trainer.step_methods import StepMethods
@@ -101,6 +102,8 @@ class Trainer(Persistence, StepMethods):
             losses and metrics stay float32; or "bf16", where the model itself is bfloat16. Lightning's and Keras's
             names do too. In float16 the loss has a scale, and updates with gradients that are not finite are left out,
             without a read. Default "fp32".
+        gradient_checkpointing: Classes of modules whose activations are computed again in the backward pass instead of
+            being kept: `[nn.TransformerEncoderLayer]`. The numbers stay the same. Default none.
 
     Attributes:
         model: The model, on the device.
@@ -152,6 +155,7 @@ class Trainer(Persistence, StepMethods):
         max_to_keep: int | None = 3,
         async_save: bool = True,
         precision: str | int = "fp32",
+        gradient_checkpointing: Sequence[type[nn.Module]] = (),
     ) -> None:
         before = frozenset(vars(self))
         if steps_per_execution < 1:
@@ -164,6 +168,7 @@ class Trainer(Persistence, StepMethods):
         names = parameter_names(model)
         computing = Precision(precision)
         computing.convert(model)
+        recompute_in_backward(model, gradient_checkpointing)
         self.model = self.strategy.setup(model)
         self.optimizers = resolve_optimizers(optimizer, names, self.model, learning_rate)
         self.schedules = Schedules(scheduler, self.optimizers, scheduler_interval, scheduler_monitor)

@@ -15,6 +15,7 @@ from xlatrainer.backend import counters
 from xlatrainer.backend._private_api import ambient_state, tree_flatten
 from xlatrainer.backend.closures import run_waiting
 from xlatrainer.backend.executor import raise_failed_checks, run_pending
+from xlatrainer.backend.program import Program
 from xlatrainer.backend.replay.observation import Observation, observe
 from xlatrainer.backend.replay.optimizers import Shadow
 from xlatrainer.backend.replay.plan import Mismatch, Plan
@@ -66,6 +67,7 @@ class ReplayedStep:
         self._last: dict[Any, Observation] = {}
         self._snapshot: Snapshot | None = None
         self._shadows: dict[int, Shadow] = {}
+        self._latest: Program | None = None
         self._replays = 0
         self._failures = 0
         self._pause = FIRST_PAUSE
@@ -124,6 +126,10 @@ class ReplayedStep:
             results.append(self(*args))
         return results
 
+    def memory(self) -> int | None:
+        """The bytes that the program of the latest step whose Python ran needs; None before there was one."""
+        return None if self._latest is None else self._latest.memory()
+
     @staticmethod
     def _series_of(plan: Plan, number: int) -> Series:
         if number not in plan.series:
@@ -169,6 +175,7 @@ class ReplayedStep:
     def _observe(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         seen = observe(self.function, args, kwargs, self._roots)
         result, seen.result = seen.result, None
+        self._latest = seen.program
         earlier = self._last.get(key)
         difference: str | None = "it was not observed before"
         if earlier is not None:
