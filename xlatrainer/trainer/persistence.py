@@ -124,7 +124,7 @@ class Persistence:
                 `({0: torch.export.Dim("batch")},)` for the rows of a single input. Default None, none.
 
         Raises:
-            ImportError: For "onnx" without onnx and onnxscript, and for "stablehlo" that is no text without flatbuffers;
+            ImportError: For "onnx" without onnx and onnxscript, and for binary "stablehlo" without flatbuffers;
                 the message has the command.
             ValueError: For an unknown format, and for a model that is no single XLA program with "stablehlo".
         """
