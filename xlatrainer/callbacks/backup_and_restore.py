@@ -28,6 +28,7 @@ class BackupAndRestore(Callback):
     """
 
     runs_last = True
+    writes_files = True
 
     def __init__(
         self,

@@ -61,9 +61,11 @@ class Callback:
         trainer: The Trainer that calls. Set `trainer.stop_training = True` to stop after the current batch.
         model: The model being trained.
         params: "epochs", "steps" (batches an epoch, None if unknown) and "verbose" of the current call.
+        writes_files: Whether it writes files or sends values away; `fit(fast_dev_run=...)` leaves those out.
         runs_last: Whether it is called after all those for which this is False, as what saves their state must be.
     """
 
+    writes_files: bool = False
     runs_last: bool = False
 
     trainer: Trainer

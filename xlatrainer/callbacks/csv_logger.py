@@ -27,6 +27,8 @@ class CSVLogger(Callback):
             is resumed continues it in any case, without the epochs that are now trained again.
     """
 
+    writes_files = True
+
     def __init__(self, filename: str | os.PathLike[str], separator: str = ",", append: bool = False) -> None:
         self.path = Path(filename)
         self.separator = separator

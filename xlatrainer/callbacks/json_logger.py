@@ -24,6 +24,8 @@ class JSONLogger(Callback):
             continues it in any case, without the epochs that are now trained again.
     """
 
+    writes_files = True
+
     def __init__(self, filename: str | os.PathLike[str], append: bool = False) -> None:
         self.path = Path(filename)
         self.append = append

@@ -33,6 +33,8 @@ class MLflowLogger(Callback):
         ImportError: If `mlflow` is not installed.
     """
 
+    writes_files = True
+
     def __init__(
         self,
         experiment_name: str = "Default",

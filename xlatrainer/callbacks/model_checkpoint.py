@@ -53,6 +53,7 @@ class ModelCheckpoint(PerFitCallback):
     """
 
     runs_last = True
+    writes_files = True
 
     def __init__(
         self,

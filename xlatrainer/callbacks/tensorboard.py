@@ -58,6 +58,8 @@ class TensorBoard(Callback):
         ValueError: For a wrong `update_freq`, `histogram_freq` or `profile_batch`.
     """
 
+    writes_files = True
+
     def __init__(
         self,
         log_dir: str | os.PathLike[str] = "logs",

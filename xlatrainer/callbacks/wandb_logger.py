@@ -28,6 +28,8 @@ class WandbLogger(Callback):
         ImportError: If `wandb` is not installed.
     """
 
+    writes_files = True
+
     def __init__(
         self,
         project: str | None = None,

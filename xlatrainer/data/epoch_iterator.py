@@ -104,6 +104,11 @@ class EpochIterator:
         numbers = (self._steps, self._limit, length_of(self._batches))
         return min((number for number in numbers if number is not None), default=None)
 
+    @property
+    def is_one_shot(self) -> bool:
+        """Whether it is gone through once: an iterator, which cannot start anew."""
+        return self._one_shot
+
     def begin_epoch(self, epoch: int) -> bool:
         """Say that epoch number `epoch` begins; returns whether there are batches for it.
 

@@ -13,8 +13,10 @@ from torch.optim import Optimizer
 
 from xlatrainer.callbacks.callback import Callback
 from xlatrainer.callbacks.callback_list import CallbackList, stateful_callbacks
+from xlatrainer.callbacks.durations import Duration
 from xlatrainer.callbacks.history import History
 from xlatrainer.callbacks.progbar_logger import ProgbarLogger, resolve_verbose
+from xlatrainer.callbacks.timer import Timer
 from xlatrainer.data.epoch_iterator import EpochIterator
 from xlatrainer.metrics.registry import MetricSpec, resolve_metrics
 from xlatrainer.strategies.registry import resolve_strategy
@@ -22,7 +24,7 @@ from xlatrainer.strategies.strategy import Strategy
 from xlatrainer.trainer.checkpoint import load_state
 from xlatrainer.trainer.clipping import Clipping
 from xlatrainer.trainer.ema import EMA
-from xlatrainer.trainer.inputs import batches_to_evaluate, batches_to_predict, batches_to_train
+from xlatrainer.trainer.inputs import Limits, batches_to_evaluate, batches_to_predict, batches_to_train
 from xlatrainer.trainer.interruption import EXIT_CODE, Interruption
 from xlatrainer.trainer.loops import FitPlan, evaluate_loop, fit_loop, predict_loop
 from xlatrainer.trainer.losses import LossSpec, binary_threshold, resolve_loss
@@ -36,12 +38,16 @@ from xlatrainer.trainer.saver import SaveFrequency, Saver
 from xlatrainer.trainer.schedules import SchedulerSpec, Schedules
 from xlatrainer.trainer.step_methods import StepMethods
 from xlatrainer.trainer.stepper import Stepper
+from xlatrainer.trainer.trials import dev_run, overfit_verdict, validate_first
 from xlatrainer.trainer.updates import Updates
 
 __all__ = ["Trainer"]
 
 _T = TypeVar("_T", bound=Callback)
+
 _V = TypeVar("_V")
+
+_OF_DEV_RUN = ("self", "fast_dev_run")
 
 
 class Trainer(Persistence, StepMethods):
@@ -213,6 +219,12 @@ class Trainer(Persistence, StepMethods):
         validation_freq: int | Sequence[int] = 1,
         *,
         max_steps: int | None = None,
+        max_time: Duration | None = None,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        overfit_batches: int | float | None = None,
+        fast_dev_run: bool | int = False,
+        num_sanity_val_steps: int = 0,
         resume_from: str | os.PathLike[str] | None = None,
     ) -> History:
         """Train for some epochs.
@@ -252,6 +264,16 @@ class Trainer(Persistence, StepMethods):
             validation_freq: Validate after every so many epochs, or a list of the epochs, counted from 1, to validate
                 after. Default 1.
             max_steps: End when `trainer.step` has come to this number, at the latest. Default None, no such end.
+            max_time: End after the batch in which this time is up: "2 hours", "DD:HH:MM:SS", a `timedelta` or seconds.
+                Of `epochs`, `max_steps` and this, what comes first ends the training. Default None.
+            limit_train_batches, limit_val_batches: At most so many batches of an epoch or a validation (an int), or
+                such a part of them (a float up to 1.0); each starts anew. Default None, all; 0 validates nothing.
+            overfit_batches: Train on the first batches alone, so many or such a part, the same ones in one order every
+                epoch; validate on as many. Says at the end whether they were learned. Default None.
+            fast_dev_run: Go through so many batches (True is 1) of training and validation and print what was seen:
+                nothing is written, and callbacks that write are left out. Default False.
+            num_sanity_val_steps: Batches to validate before the training, which changes nothing. Default 0, none: a
+                mistake in the validation shows after the first epoch.
             resume_from: A checkpoint to go on from, in the middle of an epoch too, with the same losses as if the
                 training had never been stopped; or "last" for the newest whole one in `output_dir`, where the training
                 begins if there is none. Pass the same data and arguments. Default None.
@@ -266,6 +288,8 @@ class Trainer(Persistence, StepMethods):
             CheckpointError: If the checkpoint to resume from is damaged, or one cannot be written.
             SystemExit: With code 143, after SIGTERM has ended the training and a checkpoint was written.
         """
+        if fast_dev_run:
+            return dev_run(self, int(fast_dev_run), {k: v for k, v in locals().items() if k not in _OF_DEV_RUN})
         resumed = self.saver.find(resume_from, [*self.callbacks, *callbacks])
         if resumed is not None:
             initial_epoch = resumed.state["counters"]["epoch"]
@@ -287,7 +311,10 @@ class Trainer(Persistence, StepMethods):
             validation_data=validation_data,
             validation_batch_size=validation_batch_size,
             validation_steps=validation_steps,
+            limits=Limits(limit_train_batches, limit_val_batches, overfit_batches),
         )
+        validate_first(self, validation, num_sanity_val_steps)
+        callbacks = [*callbacks, *([] if max_time is None else [Timer(max_time, verbose=1)])]
         history = _find(History, [*self.callbacks, *callbacks])
         if history is None:
             history = History()
@@ -299,6 +326,8 @@ class Trainer(Persistence, StepMethods):
         plan = FitPlan(batches, validation, initial_epoch, epochs, validation_freq, max_steps, resumed)
         with hooks.guarded(), self.saver.guarded(), Interruption() as interruption:
             fit_loop(self, plan, hooks, interruption)
+        if overfit_batches is not None and resolve_verbose(verbose):
+            print(overfit_verdict(history, batches.num_batches))
         history.interrupted = interruption.asked
         if interruption.is_preemption:
             raise SystemExit(EXIT_CODE)
