@@ -92,6 +92,9 @@ def test_arrays_of_float64_become_the_default_dtype() -> None:
     array = np.arange(3.0)
     assert as_tensor(array).dtype == torch.float32
     assert as_tensor(X) is X
+    plain = plain_batch(({"a": [array]}, Pair(X, array), np.arange(3)))
+    assert [plain[0]["a"][0].dtype, plain[1].b.dtype, type(plain[1])] == [torch.float32, torch.float32, Pair]
+    assert isinstance(plain[2], np.ndarray)
     numbers = np.arange(3)
     assert as_tensor(numbers).data_ptr() == numbers.ctypes.data
     numbers.flags.writeable = False

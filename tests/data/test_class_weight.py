@@ -37,8 +37,10 @@ def test_they_multiply_sample_weights() -> None:
     own = torch.tensor([2.0, 2.0, 3.0, 0.0])
     expected = [1.0, 6.0, 3.0, 0.0]
     assert ClassWeight(WEIGHTS)([X, CLASSES, own])[2].tolist() == expected
-    weighed = ClassWeight({np.int64(0): 0.5, 2: 3})({"x": X, "labels": CLASSES, "sample_weight": own.numpy()})
-    assert split_batch(weighed).sample_weight.tolist() == expected
+    for key in ("labels", "label", "target"):
+        weighed = ClassWeight({np.int64(0): 0.5, 2: 3})({"x": X, key: CLASSES, "sample_weight": own.numpy()})
+        assert list(weighed) == ["x", key, "sample_weight"]
+        assert split_batch(weighed).sample_weight.tolist() == expected
 
 
 @pytest.mark.parametrize(

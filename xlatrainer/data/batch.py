@@ -119,17 +119,15 @@ def split_batch(batch: Any, arguments: Arguments | None = None) -> Batch:
 def plain_batch(batch: Any) -> Any:
     """`batch` in a form that a compiled step can look into: a dataclass, which it cannot, as what it stands for.
 
-    A dataclass or named tuple with fields `inputs` and `targets` becomes a `Batch`, another dataclass a dict; all else
-    stays as it is.
+    A dataclass or named tuple with fields `inputs` and `targets` becomes a `Batch`, another dataclass a dict, and
+    arrays of float64 in it become tensors (`as_tensor`); all else stays as it is.
     """
-    if isinstance(batch, Batch | Mapping | type):
-        return batch
-    if dataclasses.is_dataclass(batch):
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, Mapping | type):
         fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-        return Batch(**fields) if _are_of_a_batch(fields) else fields
-    if isinstance(batch, tuple) and _are_of_a_batch(getattr(batch, "_fields", ())):
-        return Batch(**batch._asdict())  # type: ignore[attr-defined]  # it has `_fields`
-    return batch
+        batch = Batch(**fields) if _are_of_a_batch(fields) else fields
+    elif isinstance(batch, tuple) and not isinstance(batch, Batch) and _are_of_a_batch(getattr(batch, "_fields", ())):
+        batch = Batch(**batch._asdict())  # type: ignore[attr-defined]  # it has `_fields`
+    return _without_float64(batch)
 
 
 def as_tensor(array: Tensor | np.ndarray[Any, Any]) -> Tensor:
@@ -144,6 +142,21 @@ def as_tensor(array: Tensor | np.ndarray[Any, Any]) -> Tensor:
         array = array.copy()  # torch warns of memory that must not be written
     tensor = torch.as_tensor(array)
     return tensor.to(torch.get_default_dtype()) if array.dtype == np.float64 else tensor
+
+
+def _without_float64(tree: Any) -> Any:
+    """`tree` with its arrays of float64 as tensors; the same object if there are none."""
+    if isinstance(tree, np.ndarray):
+        return as_tensor(tree) if tree.dtype == np.float64 else tree
+    if isinstance(tree, Mapping):
+        items = {key: _without_float64(value) for key, value in tree.items()}
+        return tree if all(value is tree[key] for key, value in items.items()) else items
+    if isinstance(tree, tuple | list):
+        values = [_without_float64(value) for value in tree]
+        if all(value is old for value, old in zip(values, tree, strict=True)):
+            return tree
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    return tree
 
 
 def _are_of_a_batch(fields: Iterable[str]) -> bool:

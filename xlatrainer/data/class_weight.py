@@ -7,9 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xlatrainer.data.batch import WEIGHT_KEY, Batch, as_tensor, split_batch
+from xlatrainer.data.batch import WEIGHT_KEY, Arguments, Batch, as_tensor, split_batch
 
 __all__ = ["ClassWeight"]
+
+_NONE = Arguments(frozenset(), takes_any=False)  # labels under any of their names are targets
 
 
 class ClassWeight:
@@ -43,7 +45,7 @@ class ClassWeight:
         Raises:
             TypeError: If the targets are not one class a row.
         """
-        split = split_batch(batch)
+        split = split_batch(batch, _NONE)
         weight = self._of(split.targets)
         if split.sample_weight is not None:
             weight = weight * as_tensor(split.sample_weight)
