@@ -22,6 +22,7 @@ class Perplexity(Mean):
         name: Its name in the logs; default "perplexity".
 
     Example:
+        >>> import torch
         >>> perplexity = Perplexity()
         >>> perplexity.update(torch.zeros(3, 7), torch.tensor([0, 6, 2]))
         >>> perplexity.compute()

@@ -44,6 +44,7 @@ def _same_shape(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
             )
         return function(prediction, target, reduction=reduction)
 
+    checked.__name__ = function.__name__
     return checked
 
 
@@ -210,6 +211,11 @@ def binary_threshold(loss: LossSpec) -> float | None:
 
 def _of_predictions(loss: Callable[..., Tensor], output: Any, target: Any, weights: RowWeights = EVEN) -> Tensor:
     prediction = full_precision(predictions_of(output))
+    if target is None and (loss in LOSSES.values() or type(loss).__module__ == nn.MSELoss.__module__):
+        name = getattr(loss, "__name__", type(loss).__name__).strip("_")
+        raise ValueError(
+            f"the loss {name!r} needs targets and the batch has none: pass y, or batches (inputs, targets)"
+        )
     if weights is EVEN:
         return loss(prediction, target)
     return weighted_mean(elements_of(loss, prediction, target), weights)
