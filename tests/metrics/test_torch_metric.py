@@ -68,6 +68,15 @@ def test_one_execution_a_step_and_replayed() -> None:
         assert values[kind] == pytest.approx(alone(getattr(classification, kind)(**OPTIONS), (scores, classes)))
 
 
+def test_another_goes_on_from_its_state() -> None:
+    first, second = (TorchMetric(classification.MulticlassAccuracy(**OPTIONS)) for _ in range(2))
+    first.update(SCORES[:20], CLASSES[:20])
+    second.load_state_dict(first.state_dict())
+    second.update(SCORES[20:], CLASSES[20:])
+    expected = alone(classification.MulticlassAccuracy(**OPTIONS), (SCORES, CLASSES))
+    assert float(second.compute()) == pytest.approx(expected)
+
+
 def test_names() -> None:
     squared = torchmetrics.MeanSquaredError()
     collection = torchmetrics.MetricCollection({"own": torchmetrics.MeanAbsoluteError()}, prefix="my_")

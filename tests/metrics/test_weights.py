@@ -137,6 +137,20 @@ def test_a_mean_of_a_number_of_examples_on_the_device() -> None:
     assert (mean.compute(), mean.weight.dtype) == (3.0, torch.int64)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_another_goes_on_from_its_state(name: str) -> None:
+    make, prediction, target = CASES[name]
+    first, second = make(), make()
+    before = first.state_dict()
+    first.update(prediction[:20], target[:20])
+    second.load_state_dict(first.state_dict())
+    second.update(prediction[20:], target[20:])
+    assert float(second.compute()) == pytest.approx(value(make(), (prediction, target)), abs=1e-5)
+    second.load_state_dict(before)
+    second.update(prediction, target)
+    assert float(second.compute()) == pytest.approx(value(make(), (prediction, target)), abs=1e-5)
+
+
 def test_a_metric_may_be_reset_and_used_again() -> None:
     for name, (make, prediction, target) in CASES.items():
         metric = make()

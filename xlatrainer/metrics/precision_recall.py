@@ -1,7 +1,8 @@
 """`Precision`, `Recall` and `F1`: figures from how often each class was predicted, was right, and was there."""
 
 from abc import abstractmethod
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -58,6 +59,14 @@ class _Counts(Metric):
         self.right = self.right.index_add(0, truth, right)
         self.predicted = self.predicted.index_add(0, chosen, weight)
         self.present = self.present.index_add(0, truth, weight)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if not state:  # of a metric that had seen no batch
+            self.reset()
+            return
+        if self._num_classes is None:
+            self._count(len(state["right"]))
+        super().load_state_dict(state)
 
     def compute(self) -> Tensor:
         """The figure, shape (), float32; 0.0 where it would divide by zero, as in scikit-learn."""

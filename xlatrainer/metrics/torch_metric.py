@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -59,6 +59,13 @@ class TorchMetric(Metric):
     def reset(self) -> None:
         for state, initial in self._initial.items():
             setattr(self.metric, state, initial.to(self._device, copy=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self.metric, name) for name in self._initial}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in self._initial:
+            setattr(self.metric, name, state[name].to(self._device, copy=True))
 
     @torch.no_grad()
     def update(self, prediction: Any, target: Any) -> None:
