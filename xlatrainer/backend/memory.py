@@ -1,4 +1,4 @@
-"""How much memory is in use: the device's, or the process's where XLA computes on the CPU.
+"""How much memory there is and is in use: the device's, or the process's where XLA computes on the CPU.
 
 May import: runtime.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from xlatrainer.backend import runtime
 
-__all__ = ["memory_in_use"]
+__all__ = ["memory_in_use", "memory_limit"]
 
 
 def memory_in_use() -> int:
@@ -19,6 +19,16 @@ def memory_in_use() -> int:
     if statistics and "bytes_in_use" in statistics:
         return int(statistics["bytes_in_use"])
     return _resident()
+
+
+def memory_limit() -> int | None:
+    """Bytes that the device has; where XLA computes on the CPU, those of the machine that are free. None if unknown."""
+    statistics = runtime.default_device().memory_stats()
+    if statistics and "bytes_limit" in statistics:
+        return int(statistics["bytes_limit"])
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def _resident() -> int:

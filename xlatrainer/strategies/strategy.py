@@ -103,6 +103,10 @@ class Strategy(ABC):
         """
         return _PlainStep(function, self.end_step)
 
+    def memory_limit(self) -> int | None:
+        """Bytes that a step may need on the device; None where that is not known."""
+        return None
+
     @abstractmethod
     def is_ready(self, tensor: Tensor) -> bool:
         """Whether `tensor` could be read now without running or waiting for anything. Never blocks."""

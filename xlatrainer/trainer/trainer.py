@@ -39,6 +39,7 @@ from xlatrainer.trainer.schedules import SchedulerSpec, Schedules
 from xlatrainer.trainer.step_methods import StepMethods
 from xlatrainer.trainer.stepper import Stepper
 from xlatrainer.trainer.trials import dev_run, overfit_verdict, validate_first
+from xlatrainer.trainer.tuning import LearningRates, find_batch_size, find_lr
 from xlatrainer.trainer.updates import Updates
 
 __all__ = ["Trainer"]
@@ -390,6 +391,63 @@ class Trainer(Persistence, StepMethods):
         self.strategy.end_step()
         with hooks.guarded():
             return predict_loop(self, batches, hooks)
+
+    def find_lr(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        *,
+        min_lr: float = 1e-8,
+        max_lr: float = 1.0,
+        steps: int = 100,
+        early_stop_threshold: float | None = 4.0,
+    ) -> LearningRates:
+        """Try learning rates: each batch is trained on with a higher one. The Trainer is afterwards what it was before.
+
+        Args:
+            x, y, batch_size: As for `fit`; the batches are gone through again if there are too few.
+            min_lr, max_lr: The first and the last rate, of the first param group; the others keep their ratio to it.
+            steps: How many rates, in equal ratios. Default 100.
+            early_stop_threshold: End when a loss is above so many times the smallest one. Default 4.0; None, never.
+
+        Returns:
+            The rates and losses, with a `suggestion` and a `plot()`.
+
+        Raises:
+            ValueError: For limits that are none, for data that ends, and for a step that returns no loss.
+        """
+        return find_lr(
+            self,
+            x,
+            y,
+            batch_size=batch_size,
+            min_lr=min_lr,
+            max_lr=max_lr,
+            steps=steps,
+            early_stop_threshold=early_stop_threshold,
+        )
+
+    def find_batch_size(
+        self, x: Any, y: Any = None, *, memory: int | None = None, max_batch_size: int = 8192, margin: float = 0.05
+    ) -> int:
+        """The largest power of two of rows whose training step fits into memory, by XLA's account of its program.
+
+        Two small batches are measured, and the size that follows from them is tried: nothing runs out of memory. Where
+        there is no such account (the CPU strategy), the size is doubled until memory runs out. The Trainer is
+        afterwards what it was before.
+
+        Args:
+            x, y: As for `fit`; the rows of the first batch are used over and over.
+            memory: Bytes that a step may need. Default None: the device's memory, or where XLA computes on the CPU,
+                what is free.
+            max_batch_size: The largest size to return. Default 8192.
+            margin: The share of the memory to leave free. Default 0.05.
+
+        Raises:
+            ValueError: If not even one row fits.
+        """
+        return find_batch_size(self, x, y, memory=memory, max_batch_size=max_batch_size, margin=margin)
 
     def stop(self) -> None:
         """End `fit` after the current batch, its epoch's validation and hooks: sets `stop_training`."""
