@@ -55,6 +55,16 @@ class Saved:
         progress = self.state["progress"]
         return progress is not None and progress["done"] is not None
 
+    def first_epoch(self, initial_epoch: int) -> int:
+        """The epoch to go on with; raises `ValueError` if another one was asked for."""
+        epoch = int(self.state["counters"]["epoch"])
+        if initial_epoch not in (0, epoch):
+            raise ValueError(
+                f"initial_epoch={initial_epoch}, but {self.path} goes on with epoch {epoch}: leave initial_epoch out, "
+                f"or load the checkpoint and fit without resume_from"
+            )
+        return epoch
+
 
 def collect(trainer: Trainer, progress: Progress | None, run: str) -> Callable[[], Content]:
     """Keep the state of `trainer` as it is now; waits for nothing that is being computed.

@@ -22,6 +22,9 @@ class Padding:
     Args:
         is_on: Whether it pads at all.
 
+    Attributes:
+        full: How many rows a batch of this pass has; 0 before the first one.
+
     Example:
         >>> padding = Padding(True)
         >>> padding.pad((torch.zeros(3), torch.zeros(3)))[1]
@@ -32,19 +35,19 @@ class Padding:
 
     def __init__(self, is_on: bool) -> None:
         self.is_on = is_on
-        self._full = 0
+        self.full = 0
 
     def begin(self) -> None:
         """A pass over data begins: its first batch says how many rows a batch has."""
-        self._full = 0
+        self.full = 0
 
     def pad(self, batch: Any) -> tuple[Any, int | None]:
         """The batch with as many rows as the first one, and how many of them are real; None if nothing is padded."""
         if not self.is_on:
             return batch, None
         rows = rows_of(batch)
-        self._full = max(self._full, rows)
-        missing = self._full - rows
+        self.full = max(self.full, rows)
+        missing = self.full - rows
         if not missing:
             return batch, rows
 

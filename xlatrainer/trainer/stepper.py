@@ -222,10 +222,12 @@ class Stepper:
             "loss": self.loss_mean.state_dict(),
             "metrics": [metric.state_dict() for metric in self.metrics],
             "logged": {name: mean.state_dict() for name, mean in self._logged["train"].items()},
+            "rows": self._padding.full,
         }
 
     def load_values_state(self, state: Mapping[str, Any]) -> None:
         """Go on with a training pass where `values_state` was taken, with the same metrics."""
+        self._padding.full = state["rows"]
         self.loss_mean.load_state_dict(state["loss"])
         for metric, own in zip(self.metrics, state["metrics"], strict=True):
             metric.load_state_dict(own)

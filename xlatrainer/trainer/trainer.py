@@ -293,7 +293,7 @@ class Trainer(Persistence, StepMethods):
             return dev_run(self, int(fast_dev_run), {k: v for k, v in locals().items() if k not in _OF_DEV_RUN})
         resumed = self.saver.find(resume_from, [*self.callbacks, *callbacks])
         if resumed is not None:
-            initial_epoch = resumed.state["counters"]["epoch"]
+            initial_epoch = resumed.first_epoch(initial_epoch)
         if epochs < 1 or initial_epoch < 0:
             raise ValueError(
                 f"epochs must be at least 1 and initial_epoch at least 0, got {epochs} and {initial_epoch}"
