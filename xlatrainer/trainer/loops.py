@@ -43,6 +43,13 @@ class FitPlan:
     max_steps: int | None = None
     resumed: Saved | None = None
 
+    def __post_init__(self) -> None:
+        freq = self.validation_freq
+        if isinstance(freq, int) and freq < 1:
+            raise ValueError(f"validation_freq must be a number of epochs, at least 1, or a list of epochs, got {freq}")
+        if not isinstance(freq, int | Sequence) or isinstance(freq, str):
+            raise TypeError(f"validation_freq must be an int or a list of epochs counted from 1, got {freq!r}")
+
     def validates_after(self, epoch: int) -> bool:
         """Whether there is a validation after this epoch, counted from 0."""
         if self.validation is None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from xlatrainer.data.batch import plain_batch
 from xlatrainer.strategies.strategy import Strategy
 from xlatrainer.trainer.ema import EMA
 from xlatrainer.trainer.logs import Logs
@@ -129,7 +130,7 @@ class StepMethods(ABC):
         self.strategy.end_step()
         self.stepper.begin("predict")
         with self.strategy.loop(), evaluating(self.model), torch.no_grad():
-            return self.stepper.predict(x)[0]
+            return self.stepper.predict(plain_batch(x))[0]
 
     @property
     def optimizer(self) -> Optimizer:
@@ -218,5 +219,5 @@ class StepMethods(ABC):
 
 def _one_batch(x: Any, y: Any, sample_weight: Any) -> Any:
     if sample_weight is not None:
-        return x, y, sample_weight
-    return x if y is None else (x, y)
+        return plain_batch((x, y, sample_weight))
+    return plain_batch(x if y is None else (x, y))

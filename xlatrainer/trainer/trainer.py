@@ -54,9 +54,9 @@ _OF_DEV_RUN = ("self", "fast_dev_run")
 class Trainer(Persistence, StepMethods):
     """Trains a PyTorch model on the `xla` device, with Keras's methods.
 
-    The model is moved to the strategy's device, in place, when the Trainer is created. Batches are
-    `(inputs, targets)`; inputs that are a tuple are the model's positional arguments, a dict its keyword arguments. A
-    batch may also be a dict of the arguments of a model that returns a `.loss`.
+    The model is moved to the strategy's device, in place, when the Trainer is created. Batches are `(inputs, targets)`
+    or `(inputs, targets, sample_weight)`; inputs that are a tuple are the model's positional arguments, a dict its
+    keyword arguments. A batch may also be a dict of the arguments of a model that returns a `.loss`.
 
     Args:
         model: Any module.
