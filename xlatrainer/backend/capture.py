@@ -1,6 +1,6 @@
 """`compile`: a function whose every call is one program, replayed without its Python once it is stable.
 
-May import: replay.
+May import: replay, closures.
 """
 
 import functools
@@ -9,6 +9,7 @@ from typing import Any, TypeVar, overload
 
 from torch import nn
 
+from xlatrainer.backend.closures import run_waiting
 from xlatrainer.backend.replay.step import ReplayedStep
 
 __all__ = ["compile"]
@@ -64,7 +65,9 @@ def compile(fn_or_module: Any = None, *, name: str | None = None) -> Any:
     step = ReplayedStep(fn_or_module, name=name or "")
 
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        return step(*args, **kwargs)
+        result = step(*args, **kwargs)
+        run_waiting()
+        return result
 
     if not isinstance(fn_or_module, nn.Module):
         functools.update_wrapper(compiled, fn_or_module)

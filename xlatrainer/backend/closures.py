@@ -188,6 +188,9 @@ def add_step_closure(fn: Callable[..., Any], args: tuple[Any, ...] = (), run_asy
     Raises:
         TypeError: If `fn` cannot be called, or `args` is no tuple or list.
 
+    Added within a function that is replayed (a `training_step`, an `xla.compile`d function), it keeps that function's
+    Python running in every step; a callback or the loop around it does not.
+
     An exception of a closure is raised by the `sync` that runs it, after the other closures of the queue; one of an
     asynchronous closure by the next `sync` after it, or at the end of `fit`, with its own traceback. If a step fails,
     its closures do not run.

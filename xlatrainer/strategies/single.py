@@ -64,8 +64,6 @@ class SingleDeviceStrategy(Strategy):
     def end_step(self) -> None:
         if self._is_lazy:
             xla_device.sync()
-        else:
-            closures.run_waiting()
 
     def compiled(self, function: Callable[..., Any], state: dict[str, Any], name: str) -> Step:
         return ReplayedStep(function, state, name) if self._is_lazy else super().compiled(function, state, name)

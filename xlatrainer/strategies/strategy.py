@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from xlatrainer.backend.closures import run_waiting
+
 __all__ = ["Step", "Strategy"]
 
 
@@ -91,6 +93,10 @@ class Strategy(ABC):
     @abstractmethod
     def end_step(self) -> None:
         """End a step: start whatever is still to be computed. Does not wait for it."""
+
+    def run_closures(self) -> None:
+        """Run the step closures of the step that was ended, once all that counts steps knows of it."""
+        run_waiting()
 
     def compiled(self, function: Callable[..., Any], state: dict[str, Any], name: str) -> "Step":
         """`function` as a step of its own: calling it ends the step.

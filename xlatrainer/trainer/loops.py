@@ -120,6 +120,7 @@ def _train_epoch(trainer: Trainer, plan: FitPlan, hooks: CallbackList, interrupt
             batches = batches[: trainer.stepper.batches_until(plan.max_steps)]
         logs = trainer.stepper.train(batches)
         progress.done = group[len(batches) - 1][0] + 1
+        trainer.strategy.run_closures()
         trainer.stop_training |= plan.max_steps is not None and trainer.step >= plan.max_steps
         hooks.call("on_train_batch_end", group[len(batches) - 1][0], logs=logs)
         trainer.saver.after_batch()
@@ -145,6 +146,7 @@ def evaluate_loop(
         for index, batch in batches:
             hooks.call("on_test_batch_begin", index)
             logs = trainer.stepper.test(batch)
+            trainer.strategy.run_closures()
             hooks.call("on_test_batch_end", index, logs=logs)
             if interruption is not None and interruption.asked:
                 break
@@ -161,6 +163,7 @@ def predict_loop(trainer: Trainer, batches: EpochIterator, hooks: CallbackList) 
         for index, batch in batches:
             hooks.call("on_predict_batch_begin", index)
             predictions.add(*trainer.stepper.predict(batch))
+            trainer.strategy.run_closures()
             hooks.call("on_predict_batch_end", index)
     hooks.call("on_predict_end")
     return predictions.concatenated()

@@ -1,6 +1,6 @@
 """`ReplayedStep`: a function that is run as always until its steps repeat, and then without its Python.
 
-May import: series, plan, observation, snapshot, optimizers, closures, executor, state, config, counters,
+May import: series, plan, observation, snapshot, optimizers, executor, state, config, counters,
 _private_api.
 """
 
@@ -13,7 +13,6 @@ import torch
 from xlatrainer import config
 from xlatrainer.backend import counters
 from xlatrainer.backend._private_api import ambient_state, tree_flatten
-from xlatrainer.backend.closures import run_waiting
 from xlatrainer.backend.executor import raise_failed_checks, run_pending
 from xlatrainer.backend.program import Program
 from xlatrainer.backend.replay.observation import Observation, observe
@@ -74,11 +73,6 @@ class ReplayedStep:
         self._paused = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result = self._call(args, kwargs)
-        run_waiting()
-        return result
-
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._paused or config.get("replay") == "off" or state.observer is not None:
             return self._run(args, kwargs)
         leaves, tree = tree_flatten((args, kwargs))
@@ -112,11 +106,9 @@ class ReplayedStep:
             if plan is not None and not due and all(key == keys[0] for key in keys):
                 given = [[leaf for leaf in each if isinstance(leaf, torch.Tensor)] for each, _ in leaves]
                 try:
-                    results = self._replay(
+                    return self._replay(
                         lambda: self._series_of(plan, len(batches)).run(given, self._shadows, before_each), len(given)
                     )
-                    run_waiting()
-                    return results
                 except Mismatch as change:
                     self._ended(str(change))
         results = []
