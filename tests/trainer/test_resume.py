@@ -109,7 +109,7 @@ def test_stopped_often(device: str, tmp_path: Path) -> None:
         tmp_path,
         [3, 4, 1, 5, 1] if device == "cpu" else [3, 4],
         partial(trainer_on, device, partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
-        arguments=lambda: {"validation_data": rows()},
+        arguments=lambda: {"validation_data": rows(), "num_sanity_val_steps": 2},
     )
 
 

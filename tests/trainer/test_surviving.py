@@ -177,6 +177,20 @@ def test_a_worker_that_fails(number: signal.Signals | None, tmp_path: Path) -> N
         assert saved_in(tmp_path) == ["step_00000005"]
 
 
+def test_data_that_fails_at_once_leaves_no_checkpoint(tmp_path: Path) -> None:
+    class Broken(Dataset[Any]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> Any:
+            raise ValueError("this file is broken")
+
+    with pytest.raises(ValueError, match="this file is broken") as caught:
+        trainer(output_dir=tmp_path).fit(DataLoader(Broken(), 4), verbose=0)
+    assert "No checkpoint was written" in caught.value.__notes__
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.multiprocess
 def test_ctrl_c_in_a_worker_is_the_parents_business() -> None:
     training = trainer()

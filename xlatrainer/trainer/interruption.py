@@ -3,6 +3,7 @@
 Owns the signal handlers while `fit` runs. Knows nothing of checkpoints.
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -68,4 +69,5 @@ class Interruption:
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = signal.SIGINT
-        print("\nStopping after this step. Press Ctrl-C again to stop at once.", file=sys.stderr, flush=True)
+        with contextlib.suppress(RuntimeError):  # the signal came while stderr was being written to
+            print("\nStopping after this step. Press Ctrl-C again to stop at once.", file=sys.stderr, flush=True)

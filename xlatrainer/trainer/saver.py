@@ -68,6 +68,7 @@ class Saver:
         self._newest: str | None = None
         self._hooks: CallbackList | None = None
         self._saved_at: tuple[int, int, int | None] | None = None
+        self._first_step = 0
         self._warned_of_nan = False
         self.progress: Progress | None = None
         self.resumed_from: str | None = None
@@ -138,6 +139,7 @@ class Saver:
         self.progress = progress
         self.resumed_from = None if resumed is None else resumed.path
         self._saved_at = None
+        self._first_step = self._trainer.step
         self._frequency.begin(self._trainer.step)
         self._warned_of_nan = False
 
@@ -187,7 +189,7 @@ class Saver:
                 f"in epoch {trainer.epoch} (counted from 0) after {progress.done} of its batches, step {trainer.step}"
             )
         error.add_note(f"the training ended {where}")
-        if progress.drawing:
+        if progress.drawing and trainer.step > self._first_step:
             try:
                 self._save_here(in_background=False)
             except Exception as second:  # noqa: BLE001 - noted on the exception that is raised anyway
