@@ -61,7 +61,7 @@ def trace(logdir: str | os.PathLike[str]) -> Iterator[Path]:
         stop_trace()
 
 
-class Trace(jax.profiler.TraceAnnotation):  # type: ignore[misc]  # jax has no type for it
+class Trace(jax.profiler.TraceAnnotation):
     """A block that a profile shows under a name, on the line of the thread that runs it.
 
     Args:

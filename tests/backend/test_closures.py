@@ -212,6 +212,54 @@ def test_fit_runs_them_after_each_step_and_waits_for_all(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_a_training_step_may_add_them(device: str, steps_per_execution: int) -> None:
+    seen: list[float] = []
+    logged: list[float] = []
+
+    class Own(Trainer):
+        def training_step(self, batch: Any) -> torch.Tensor:
+            inputs, targets = batch
+            loss = torch.nn.functional.cross_entropy(self.model(inputs), targets)
+            xla.add_step_closure(lambda value: seen.append(value.item()), args=(loss,))
+            return loss
+
+    note = LambdaCallback(on_epoch_end=lambda epoch, logs: logged.append(logs["loss"]))
+    trainer = Own(classifier(), "sgd", strategy=strategy_on(device), steps_per_execution=steps_per_execution)
+    trainer.fit(class_batches(rows=96), epochs=2, callbacks=[note], verbose=0)
+    assert len(seen) == 12
+    assert [sum(seen[:6]) / 6, sum(seen[6:]) / 6] == pytest.approx(logged, rel=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_error_of_a_closure_ends_the_fit_after_its_step(device: str) -> None:
+    def add(batch: int, logs: Any) -> None:
+        if batch == 2:
+            xla.add_step_closure(fail)
+
+    trainer = Trainer(classifier(), "sgd", strategy=strategy_on(device))
+    with pytest.raises(Failure) as raised:
+        trainer.fit(class_batches(rows=96), callbacks=[LambdaCallback(on_train_batch_begin=add)], verbose=0)
+    assert trainer.step == 3
+    assert "the training ended in epoch 0 (counted from 0) after 3 of its batches, step 3" in raised.value.__notes__
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_evaluate_and_predict_run_them_after_each_batch(device: str) -> None:
+    seen: list[Any] = []
+
+    def add(batch: int, logs: Any) -> None:
+        seen.append(batch)
+        xla.add_step_closure(seen.append, args=("closure",))
+
+    trainer = Trainer(classifier(), "sgd", strategy=strategy_on(device))
+    callback = LambdaCallback(on_test_batch_begin=add, on_predict_batch_begin=add)
+    trainer.evaluate(class_batches(rows=32), callbacks=[callback], verbose=0)
+    trainer.predict(torch.zeros(40, 8), callbacks=[callback], verbose=0)
+    assert seen == [0, "closure", 1, "closure"] * 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_fit_raises_the_error_of_the_last_closure(device: str) -> None:
     trainer = Trainer(classifier(), "sgd", strategy=strategy_on(device))
     add = LambdaCallback(on_epoch_end=lambda epoch, logs: xla.add_step_closure(fail, run_async=True))

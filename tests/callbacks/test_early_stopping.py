@@ -9,6 +9,7 @@ from tests.callbacks.helpers import Values, counts, fit_with, since, small_train
 from tests.trainer.helpers import DEVICES, class_batches
 from xlatrainer.callbacks.callback import Callback
 from xlatrainer.callbacks.early_stopping import EarlyStopping
+from xlatrainer.callbacks.ema import EMA
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,11 @@ from xlatrainer.callbacks.early_stopping import EarlyStopping
         ([3, 0.4, 0.4, 0.4], {"baseline": 0.5, "patience": 2}, 4),
         ([1, 2, 3, 4, 5], {"start_from_epoch": 3}, 5),
         ([float("nan"), float("nan"), 1], {"patience": 2}, 2),
+        ([3, 2, 1, 0], {"stopping_threshold": 2, "patience": 9}, 3),
+        ([3, 2, 1, 0], {"stopping_threshold": 0.5, "mode": "max", "patience": 9}, 1),
+        ([3, 4, 5, 6], {"divergence_threshold": 4.5, "patience": 9}, 3),
+        ([3, float("nan"), 5, 6], {"divergence_threshold": 4.5, "patience": 9}, 2),
+        ([0.5, 0.2, 0.1], {"divergence_threshold": 0.3, "mode": "max", "patience": 9}, 2),
     ],
 )
 def test_when_it_stops(values: list[float], arguments: dict[str, Any], epochs: int) -> None:
@@ -32,6 +38,7 @@ def test_when_it_stops(values: list[float], arguments: dict[str, Any], epochs: i
     history = fit_with(values, stopping)
     assert len(history.epoch) == epochs
     stopped = epochs < len(values) or stopping.wait >= max(stopping.patience, 1)
+    assert bool(stopping.reason) is stopped
     assert (stopping.stopped_epoch == epochs - 1) if stopped else (stopping.stopped_epoch is None)
 
 
@@ -70,6 +77,27 @@ def test_the_best_weights_come_back(device: str, how: str) -> None:
     for name, value in trainer.model.state_dict().items():
         torch.testing.assert_close(value.cpu(), ends.weights[1][name], rtol=0, atol=0)
     assert not torch.equal(trainer.model.state_dict()["0.weight"].cpu(), ends.weights[3]["0.weight"])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("by_callback", [True, False])
+def test_averages_of_the_best_epoch_come_back(device: str, by_callback: bool) -> None:
+    trainer = small_trainer(device, learning_rate=0.3, use_ema=not by_callback, ema_momentum=0.5)
+    averages: list[dict[str, torch.Tensor]] = []
+
+    class Note(Callback):
+        def on_epoch_end(self, epoch: int, logs: Any) -> None:
+            assert self.trainer.ema is not None
+            averages.append({name: value.cpu().clone() for name, value in self.trainer.ema.state_dict().items()})
+
+    stopping = EarlyStopping(patience=2, restore_best_weights=True)
+    fit_with([3.0, 1.0, 2.0, 2.0], stopping, *([EMA(0.5)] if by_callback else []), Note(), trainer=trainer)
+    assert trainer.ema is not None
+    for name, value in trainer.ema.state_dict().items():
+        torch.testing.assert_close(value.cpu(), averages[1][name], rtol=0, atol=0)
+        assert not torch.equal(value.cpu(), averages[3][name])
+    weight = trainer.model.get_parameter("0.weight").detach().cpu()
+    assert torch.equal(weight, averages[1]["0.weight"]) is by_callback
 
 
 def test_training_on_is_replayed_and_compiles_nothing_more() -> None:

@@ -3,11 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
+import torch
 
 from tests.callbacks.helpers import Values, counts, fit_with, since, small_trainer
 from tests.trainer.helpers import class_batches
 from xlatrainer.callbacks import frequency as frequency_module
+from xlatrainer.callbacks.callback import Callback
 from xlatrainer.callbacks.early_stopping import EarlyStopping
 from xlatrainer.callbacks.model_checkpoint import ModelCheckpoint
 
@@ -20,7 +23,7 @@ def test_every_epoch_with_names_filled_in(tmp_path: Path, capsys: pytest.Capture
     checkpoint = ModelCheckpoint(tmp_path / "new" / "{epoch:02d}-{step}-{val_loss:.2f}", verbose=1)
     fit_with([0.5, 0.25], checkpoint)
     assert names(tmp_path / "new") == ["01-1-0.50", "02-2-0.25"]
-    assert checkpoint.last_path == tmp_path / "new" / "02-2-0.25"
+    assert checkpoint.last_path == str(tmp_path / "new" / "02-2-0.25")
     assert capsys.readouterr().out.splitlines() == [
         f"Epoch 1: saved {tmp_path / 'new' / '01-1-0.50'}",
         f"Epoch 2: saved {tmp_path / 'new' / '02-2-0.25'}",
@@ -67,7 +70,7 @@ def test_which_are_kept(
     assert names(tmp_path) == [str(epoch) for epoch in expected]
     if checkpoint.monitor is not None:
         assert checkpoint.best_path is not None
-        assert checkpoint.best_path.exists()
+        assert Path(checkpoint.best_path).exists()
 
 
 def test_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +96,45 @@ def test_what_earlier_runs_wrote_stays(tmp_path: Path) -> None:
     assert names(tmp_path) == ["2", "3", "7"]
 
 
+def test_in_the_background_nothing_goes_before_what_replaces_it_is_there(tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+    checkpoint = ModelCheckpoint(tmp_path / "{epoch}", max_to_keep=1, async_save=True)
+
+    class Look(Callback):
+        runs_last = True
+
+        def on_epoch_end(self, epoch: int, logs: Any) -> None:
+            self.trainer.wait_for_saves()
+            seen.append(names(tmp_path))
+
+    fit_with([1, 1, 1, 1], checkpoint, Look())
+    assert seen == [["1"], ["1", "2"], ["2", "3"], ["3", "4"]]
+    assert names(tmp_path) == ["4"]
+    with pytest.raises(ValueError, match="async_save is for whole checkpoints"):
+        ModelCheckpoint("{epoch}", save_weights_only=True, async_save=True)
+
+
+def test_behind_a_url() -> None:
+    memory = fsspec.filesystem("memory")
+    fit_with([3, 2, 1], ModelCheckpoint("memory://runs-of-a-test/{epoch}", max_to_keep=2))
+    assert sorted(path.rpartition("/")[2] for path in memory.ls("/runs-of-a-test", detail=False)) == ["2", "3"]
+    resumed = small_trainer()
+    resumed.load("memory://runs-of-a-test/3")
+    assert resumed.step == 3
+    memory.rm("/runs-of-a-test", recursive=True)
+
+
+def test_weights_alone(tmp_path: Path) -> None:
+    trainer = small_trainer("xla")
+    checkpoint = ModelCheckpoint(tmp_path / "{epoch}.safetensors", save_weights_only=True, max_to_keep=2)
+    fit_with([3, 2, 1], checkpoint, trainer=trainer)
+    assert names(tmp_path) == ["2.safetensors", "3.safetensors"]
+    loaded = small_trainer()
+    loaded.load_weights(tmp_path / "3.safetensors")
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(value.cpu(), loaded.model.state_dict()[name])
+
+
 def test_one_path_is_written_over(tmp_path: Path) -> None:
     fit_with([3, 2, 1], ModelCheckpoint(tmp_path / "latest", save_best_only=True, max_to_keep=1))
     assert names(tmp_path) == ["latest"]
@@ -115,7 +157,7 @@ def test_the_state_keeps_the_best(tmp_path: Path) -> None:
     fit_with([2, 1], checkpoint)
     resumed = ModelCheckpoint(tmp_path / "resumed-{epoch}", save_best_only=True)
     resumed.load_state_dict(checkpoint.state_dict())
-    assert resumed.best_path == tmp_path / "2"
+    assert resumed.best_path == str(tmp_path / "2")
     fit_with([1.5, 0.5], resumed)
     assert names(tmp_path) == ["1", "2", "resumed-2"]
 

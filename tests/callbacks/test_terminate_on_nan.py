@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from tests.callbacks.helpers import counts, since, small_trainer
 from tests.trainer.helpers import DEVICES, class_batches, strategy_on
+from xlatrainer.callbacks.lambda_callback import LambdaCallback
 from xlatrainer.callbacks.terminate_on_nan import TerminateOnNaN
 from xlatrainer.trainer.trainer import Trainer
 
@@ -102,6 +103,20 @@ def test_inputs_and_losses_are_told_apart(loss: Any, index: int, value: float, m
     trainer = small_trainer(loss=loss)
     with pytest.warns(RuntimeWarning, match=message):
         trainer.fit(poisoned(class_batches(), index, value), callbacks=[TerminateOnNaN(find_module=True)], verbose=0)
+
+
+def test_the_batch_is_run_with_the_models_own_weights() -> None:
+    """The averages are still finite where the weights are too large for their squares."""
+    trainer = small_trainer(use_ema=True, ema_momentum=0.999)
+
+    def grow(batch: int, logs: Any) -> None:
+        if batch == 2:
+            with torch.no_grad():
+                trainer.model.get_parameter("3.weight").fill_(3e38)
+
+    callbacks = [LambdaCallback(on_train_batch_begin=grow), TerminateOnNaN(find_module=True)]
+    with pytest.warns(RuntimeWarning, match=r"batch 2 .*: the output of 3 \(Linear\) is not finite"):
+        trainer.fit(class_batches(), callbacks=callbacks, verbose=0)
 
 
 def test_a_parameter_that_an_update_has_spoilt_is_named() -> None:

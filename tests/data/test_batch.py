@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from xlatrainer.data.batch import Arguments, Batch, plain_batch, split_batch
+from xlatrainer.data.batch import Arguments, Batch, as_tensor, plain_batch, split_batch
 
 X, Y, W = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.ones(4)
 
@@ -76,11 +76,29 @@ def test_a_user_dict_is_a_dict() -> None:
 
 def test_labels_that_the_model_does_not_take_are_targets_only() -> None:
     for key in ("labels", "label", "target", "targets"):
-        plain = plain_batch({"x": X, key: Y, "sample_weight": W}, Arguments.of(OnlyX()))
-        assert (list(plain.inputs), plain.targets, plain.sample_weight) == (["x"], Y, W)
+        split = split_batch({"x": X, key: Y, "sample_weight": W}, Arguments.of(OnlyX()))
+        assert (list(split.inputs), split.targets, split.sample_weight) == (["x"], Y, W)
     batch = {"x": X, "labels": Y}
-    assert plain_batch(batch, Arguments.of(Anything())) is batch
-    assert plain_batch({"x": X}, Arguments.of(OnlyX())) == {"x": X}
+    assert split_batch(batch, Arguments.of(Anything())) == (batch, Y, None)
+    assert split_batch({"x": X}, Arguments.of(OnlyX())) == ({"x": X}, None, None)
+
+
+def test_plain_forms_are_passed_on() -> None:
+    for batch in (3, (X,) * 5, X, (X, Y), [X, Y, W], {"x": X}, UserDict(x=X), Batch(X), Pair(X, Y)):
+        assert plain_batch(batch) is batch
+
+
+def test_arrays_of_float64_become_the_default_dtype() -> None:
+    array = np.arange(3.0)
+    assert as_tensor(array).dtype == torch.float32
+    assert as_tensor(X) is X
+    plain = plain_batch(({"a": [array]}, Pair(X, array), np.arange(3)))
+    assert [plain[0]["a"][0].dtype, plain[1].b.dtype, type(plain[1])] == [torch.float32, torch.float32, Pair]
+    assert isinstance(plain[2], np.ndarray)
+    numbers = np.arange(3)
+    assert as_tensor(numbers).data_ptr() == numbers.ctypes.data
+    numbers.flags.writeable = False
+    assert as_tensor(numbers).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

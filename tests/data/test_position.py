@@ -93,6 +93,8 @@ def epoch_of(batches: ResumableBatches) -> list[Any]:
 
 
 def plain(batch: Any) -> Any:
+    if isinstance(batch, int):
+        return batch
     return batch.tolist() if isinstance(batch, Tensor) else [part.tolist() for part in batch]
 
 
@@ -108,7 +110,7 @@ def compare_with_unbroken(make: Callable[[], Any], done: int, *, twice: bool = F
     assert epoch_of(first) == expected[0]
     iterator = iter(first)
     seen = [plain(next(iterator)) for _ in range(done)]
-    state = copy.deepcopy(first.state_dict())
+    state = copy.deepcopy(first.state_dict(between=done == 0))
     del iterator
 
     resumed = continued(make, state)
@@ -166,7 +168,7 @@ def test_random_numbers_of_lasting_workers_are_warned_about() -> None:
 
     first = ResumableBatches(make())
     epoch_of(first)
-    state = first.state_dict()
+    state = first.state_dict(between=True)
     expected = [[row[0] for row in batch] for batch in epoch_of(first)]
     resumed = continued(make, state)
     with pytest.warns(UserWarning, match="persistent_workers=True: the random numbers that its workers draw go on"):
@@ -263,6 +265,18 @@ def test_a_loader_with_a_state_keeps_its_position_itself() -> None:
     assert list(resumed) == [3, 4, 5]
     assert list(resumed) == [1, 2, 3, 4, 5]
     assert loader.loaded_states == [{"at": 2}]
+
+
+@pytest.mark.parametrize("make", [lambda: DataLoader(tensors(), BATCH, shuffle=True), Stateful])
+def test_after_the_end_nothing_is_left(make: Callable[[], Any]) -> None:
+    batches = ResumableBatches(make())
+    list(batches)
+    ended, between = (copy.deepcopy(batches.state_dict(between=flag)) for flag in (False, True))
+    after = random_states()
+    resumed = continued(make, ended)
+    assert list(resumed) == []
+    restore_random_states(after)
+    assert [plain(batch) for batch in resumed] == [plain(batch) for batch in continued(make, between)]
 
 
 def test_data_that_has_become_shorter() -> None:

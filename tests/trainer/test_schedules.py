@@ -149,8 +149,8 @@ def test_a_plateau_looks_at_the_validation() -> None:
 def test_the_state_of_a_schedule_is_saved() -> None:
     first, second = (Trainer(plain(), "sgd", scheduler=BY_STEP["warmup_cosine"], strategy=ON_CPU) for _ in range(2))
     first.fit(class_batches(16 * STEPS), verbose=0)
-    for name, part in first.stateful_parts().items():
-        second.stateful_parts()[name].load_state_dict(part.state_dict())
+    for name, part in second.stateful_parts().items():
+        part.load_state_dict(first.stateful_parts()[name].state_dict())
     assert second.learning_rate == first.learning_rate
     rates = []
     for trainer in (first, second):

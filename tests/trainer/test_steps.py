@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from xlatrainer.trainer.steps import call_model, eval_step
+from xlatrainer.trainer.steps import call_model, rows_of
 
 Pair = namedtuple("Pair", ["a", "b"])
 
@@ -29,6 +29,4 @@ def test_call_model() -> None:
     ("target", "count"), [(torch.zeros(5, 2), 5), ({"a": torch.zeros(5), "b": torch.zeros(3)}, 5), (None, 7)]
 )
 def test_examples_are_counted_by_rows(target: Any, count: int) -> None:
-    outcome = eval_step(nn.Identity(), lambda output, _: output.sum(), (torch.ones(7, 2), target))
-    assert outcome.num_examples == count
-    assert outcome.loss == 14
+    assert rows_of((torch.ones(7, 2), target)) == count

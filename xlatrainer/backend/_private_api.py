@@ -18,11 +18,14 @@ import torch
 from jax._src.interpreters import pxla
 from jax._src.lib import xla_client
 from torch._C import DispatchKey
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
+    "AUTOCAST_KEY",
     "AUTOGRAD_KEY",
     "BACKEND_KEY",
+    "TorchDispatchMode",
     "alias_as_strided",
     "alias_view",
     "all_overloads",
@@ -34,20 +37,25 @@ __all__ = [
     "call_composite_kernel",
     "call_meta_kernel",
     "create_tensor",
+    "find_overload",
     "function_transforms_active",
     "has_kernel",
     "has_lasting_workers",
     "load_executable",
+    "positional_until",
     "register_backend",
     "register_compiler",
     "serialize_executable",
+    "shut_down_workers",
     "tree_flatten",
     "tree_map",
     "tree_unflatten",
+    "without_autocast",
 ]
 
 BACKEND_KEY = "PrivateUse1"
 AUTOGRAD_KEY = "AutogradPrivateUse1"
+AUTOCAST_KEY = "AutocastPrivateUse1"
 
 # A plain `torch.Tensor` on the renamed PrivateUse1 device, contiguous, with an empty storage of its own:
 # there is no public way to make one without a C++ extension (torch 2.11+).
@@ -213,6 +221,28 @@ def all_overloads() -> list[Any]:
     return overloads
 
 
+def find_overload(name: str) -> Any:
+    """The overload of the `aten` namespace called `name` ("softmax.int", "mm"), None if this torch has none."""
+    if not torch._C._dispatch_has_kernel(f"aten::{name}"):
+        return None
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def positional_until(overload: Any, argument: str) -> int:
+    """How many arguments of `overload` come before the one of that name."""
+    return [each.name for each in overload._schema.arguments].index(argument)
+
+
+# Not in torch's type stubs.
+_AUTOCAST_KEYS = torch._C.DispatchKeySet(DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
+
+
+def without_autocast() -> Any:
+    """A context in which operators go past the autocast key: for a kernel of ours at that key, to call its operator."""
+    return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS)
+
+
 def has_kernel(overload: Any, key: str) -> bool:
     """True if `overload` has a kernel registered for exactly this dispatch key (alias keys count as themselves)."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key)
@@ -291,3 +321,12 @@ def bare_step(optimizer: Any) -> None:
 def has_lasting_workers(loader: Any) -> bool:
     """Whether a DataLoader with `persistent_workers=True` has started its workers; no public name tells."""
     return loader._iterator is not None
+
+
+def shut_down_workers(iterator: Any) -> None:
+    """End the worker processes of a DataLoader's iterator now, if it has any that are not to be used again.
+
+    There is no public way but to drop the iterator, which the traceback of an error holds.
+    """
+    if hasattr(iterator, "_shutdown_workers") and not iterator._persistent_workers:
+        iterator._shutdown_workers()

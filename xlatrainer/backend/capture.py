@@ -1,6 +1,6 @@
 """`compile`: a function whose every call is one program, replayed without its Python once it is stable; or a block.
 
-May import: replay, executor, state.
+May import: replay, closures, executor, state.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ from typing import Any, TypeVar, overload
 
 from torch import nn
 
+from xlatrainer.backend.closures import step_ended
 from xlatrainer.backend.executor import run_pending
 from xlatrainer.backend.replay.graphs import GraphLimit
 from xlatrainer.backend.replay.observation import STEP_BEGINS, STEP_ENDS, whole_graph
@@ -52,6 +53,7 @@ class Region:
         graph = state.trace.node
         run_pending(STEP_ENDS)
         if kind is None:
+            step_ended()
             self._graphs.note(graph)
 
 
@@ -139,7 +141,9 @@ def compile(
     )
 
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        return replayed(*args, **kwargs)
+        result = replayed(*args, **kwargs)
+        step_ended()
+        return result
 
     if not isinstance(fn_or_module, nn.Module):
         functools.update_wrapper(compiled, fn_or_module)

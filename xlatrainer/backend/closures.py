@@ -31,7 +31,7 @@ from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import value_of
 from xlatrainer.backend.transfer import copies_of, values_to_host
 
-__all__ = ["Closure", "add_step_closure", "finished", "run", "run_waiting", "take", "wait"]
+__all__ = ["Closure", "add_step_closure", "finished", "run", "run_waiting", "step_ended", "take", "wait"]
 
 _SECONDS_IDLE = 0.1  # until the worker thread ends; the next closure starts another
 
@@ -188,6 +188,9 @@ def add_step_closure(fn: Callable[..., Any], args: tuple[Any, ...] = (), run_asy
     Raises:
         TypeError: If `fn` cannot be called, or `args` is no tuple or list.
 
+    Added within a function that is replayed (a `training_step`, an `xla.compile`d function), it keeps that function's
+    Python running in every step; a callback or the loop around it does not.
+
     An exception of a closure is raised by the `sync` that runs it, after the other closures of the queue; one of an
     asynchronous closure by the next `sync` after it, or at the end of `fit`, with its own traceback. If a step fails,
     its closures do not run.
@@ -250,6 +253,13 @@ def run(closures: Sequence[Closure]) -> None:
 def run_waiting() -> None:
     """Run what was added, if a step has just ended without `sync`."""
     run(take())
+
+
+def step_ended() -> None:
+    """Do what belongs to the end of a step that was made without `sync`: its closures, and its report."""
+    run_waiting()
+    if state.reporter is not None:
+        state.reporter.stepped()
 
 
 def wait() -> None:

@@ -1,4 +1,4 @@
-"""How much memory is in use: the device's, or the process's where XLA computes on the CPU.
+"""How much memory there is and is in use: the device's, or the process's where XLA computes on the CPU.
 
 May import: runtime.
 """
@@ -12,7 +12,7 @@ import torch
 
 from xlatrainer.backend import runtime
 
-__all__ = ["get_memory_info", "memory_in_use"]
+__all__ = ["get_memory_info", "memory_in_use", "memory_limit"]
 
 
 def memory_in_use() -> int:
@@ -44,6 +44,16 @@ def get_memory_info(device: torch.device | str | None = None) -> dict[str, int]:
         "kb_total": limit // 1024,
         "kb_free": (limit - used) // 1024,
     }
+
+
+def memory_limit() -> int | None:
+    """Bytes that the device has; where XLA computes on the CPU, those of the machine that are free. None if unknown."""
+    statistics = runtime.default_device().memory_stats()
+    if statistics and "bytes_limit" in statistics:
+        return int(statistics["bytes_limit"])
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def _resident() -> int:

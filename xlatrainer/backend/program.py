@@ -131,7 +131,7 @@ class Program(Graph):
                 f"XLA could not compile the program: {error}\n{self.describe()}{self.dumped()}"
             ) from error
 
-    def memory(self) -> dict[str, int]:
+    def memory_sizes(self) -> dict[str, int]:
         """Bytes of arguments, outputs, memory that both share (donated), temporaries and code, as XLA says it.
 
         Empty where it does not.
@@ -146,6 +146,18 @@ class Program(Graph):
             "temporaries": int(analysis.temp_size_in_bytes),
             "code": int(analysis.generated_code_size_in_bytes),
         }
+
+    def cost(self) -> dict[str, float]:
+        """XLA's own estimates for the program: "flops", "bytes accessed" and others. Compiles and runs nothing."""
+        return dict(self.lowered().cost_analysis() or {})
+
+    def memory(self) -> int:
+        """The bytes that a run needs by XLA's account: inputs, outputs that are not written over inputs, temporaries.
+
+        0 where XLA says nothing.
+        """
+        sizes = self.memory_sizes()
+        return sum(sizes[name] for name in ("arguments", "outputs", "temporaries")) - sizes["donated"] if sizes else 0
 
     def run(self, leaves: list[Any], floats: list[float], ints: list[int], random: tuple[int, int]) -> list[Any]:
         """Start the program; returns its output arrays, which may still be being computed."""

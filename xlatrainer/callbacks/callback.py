@@ -61,9 +61,11 @@ class Callback:
         trainer: The Trainer that calls. Set `trainer.stop_training = True` to stop after the current batch.
         model: The model being trained.
         params: "epochs", "steps" (batches an epoch, None if unknown) and "verbose" of the current call.
+        writes_files: Whether it writes files or sends values away; `fit(fast_dev_run=...)` leaves those out.
         runs_last: Whether it is called after all those for which this is False, as what saves their state must be.
     """
 
+    writes_files: bool = False
     runs_last: bool = False
 
     trainer: Trainer
@@ -129,6 +131,9 @@ class Callback:
     def on_predict_batch_end(self, batch: int, logs: LogValues) -> None:
         """A batch of `predict` has been handed to the device."""
 
+    def on_preempt(self, logs: LogValues) -> None:
+        """SIGTERM has ended the training; a checkpoint is written if the Trainer has an `output_dir`."""
+
     def on_exception(self, error: BaseException) -> None:
         """An exception ends the `fit`, `evaluate` or `predict`; it is raised again when all callbacks were told."""
 
@@ -137,6 +142,10 @@ class Callback:
 
     def on_load(self, path: str | os.PathLike[str]) -> None:
         """The Trainer's state has been loaded from `path`."""
+
+    def resume_from(self) -> str | os.PathLike[str] | None:
+        """The checkpoint that the coming `fit` goes on from, if there is one and it is given no other. Default none."""
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of this callback: plain data and tensors. Default nothing."""

@@ -30,6 +30,7 @@ Hook = Literal[
     "on_predict_end",
     "on_predict_batch_begin",
     "on_predict_batch_end",
+    "on_preempt",
 ]
 
 

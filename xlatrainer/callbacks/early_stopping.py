@@ -26,14 +26,16 @@ class EarlyStopping(PerFitCallback):
         verbose: 1 prints when it stops and what it restores; default 0.
         mode: "min", "max" or "auto" (default), which tells by the name.
         baseline: Values that are not better than this one do not count either; default None.
-        restore_best_weights: True keeps a copy of the best epoch's parameters and buffers on the device and puts them
-            back when the training ends, whatever ends it. Default False.
+        restore_best_weights: True keeps a copy of the best epoch's parameters, buffers and averages of weights on the
+            device and puts them back when the training ends, whatever ends it. Default False.
         start_from_epoch: Epochs (counted from 0) before this one do not count; default 0.
+        stopping_threshold: Stop as soon as the value is better than this; default None.
+        divergence_threshold: Stop as soon as the value is worse than this, or NaN; default None.
 
     Attributes:
         best, best_epoch: The best value and its epoch, counted from 0.
         wait: Epochs since then.
-        stopped_epoch: The epoch after which it stopped; None if it did not.
+        stopped_epoch: The epoch after which it stopped; None if it did not. `reason`: why.
 
     Example:
         >>> stopping = EarlyStopping("val_accuracy", patience=3, restore_best_weights=True)
@@ -51,6 +53,9 @@ class EarlyStopping(PerFitCallback):
         baseline: float | None = None,
         restore_best_weights: bool = False,
         start_from_epoch: int = 0,
+        *,
+        stopping_threshold: float | None = None,
+        divergence_threshold: float | None = None,
     ) -> None:
         if patience < 0:
             raise ValueError(f"patience is a number of epochs, at least 0; got {patience}")
@@ -60,6 +65,8 @@ class EarlyStopping(PerFitCallback):
         self.baseline = baseline
         self.restore_best_weights = restore_best_weights
         self.start_from_epoch = start_from_epoch
+        self.stopping_threshold = stopping_threshold
+        self.divergence_threshold = divergence_threshold
         self.reset()
 
     def reset(self) -> None:
@@ -68,6 +75,7 @@ class EarlyStopping(PerFitCallback):
         self.best_weights: dict[str, Tensor] | None = None
         self.wait = 0
         self.stopped_epoch: int | None = None
+        self.reason = ""
 
     def on_train_begin(self, logs: LogValues) -> None:
         super().on_train_begin(logs)
@@ -82,23 +90,34 @@ class EarlyStopping(PerFitCallback):
         if is_better or self.best_epoch is None:
             self.best_epoch = epoch
             if self.restore_best_weights:
-                self.best_weights = copy_weights(self.model)
+                self.best_weights = copy_weights(self.trainer)
                 self.trainer.strategy.end_step()
         if is_better:
             self.best = value
             if self.baseline is None or self.monitor.is_better(value, than=self.baseline):
                 self.wait = 0
-        if self.wait >= self.patience and self.wait and epoch > 0:
+        self.reason = self._reason_to_stop(value, epoch)
+        if self.reason:
             self.stopped_epoch = epoch
             self.trainer.stop_training = True
+
+    def _reason_to_stop(self, value: float, epoch: int) -> str:
+        name, better = self.monitor.name, self.monitor.higher_is_better
+        goal, bound = self.stopping_threshold, self.divergence_threshold
+        if goal is not None and (value > goal if better else value < goal):
+            return f"{name} is {value:.6g}, better than {goal:.6g}"
+        if bound is not None and not (value >= bound if better else value <= bound):
+            return f"{name} is {value:.6g}, worse than {bound:.6g}"
+        if self.wait >= self.patience and self.wait and epoch > 0:
+            return f"{name} has not become better than {self.best:.6g}"
+        return ""
 
     def on_train_end(self, logs: LogValues) -> None:
         super().on_train_end(logs)
         if self.verbose and self.stopped_epoch is not None:
-            best = f"{self.monitor.name} has not become better than {self.best:.6g}"
-            print(f"Epoch {self.stopped_epoch + 1}: stopped, {best}")
+            print(f"Epoch {self.stopped_epoch + 1}: stopped, {self.reason}")
         if self.best_weights is not None:
-            put_weights(self.model, self.best_weights)
+            put_weights(self.trainer, self.best_weights)
             self.trainer.strategy.end_step()
             self.best_weights = None
             if self.verbose:
@@ -106,7 +125,7 @@ class EarlyStopping(PerFitCallback):
         self.monitor.end()
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("best", "best_epoch", "best_weights", "wait", "stopped_epoch")
+        names = ("best", "best_epoch", "best_weights", "wait", "stopped_epoch", "reason")
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -20,8 +20,11 @@ class JSONLogger(Callback):
 
     Args:
         filename: The file; its folder is made if need be.
-        append: True continues an existing file; default False, which overwrites it.
+        append: True continues an existing file; default False, which overwrites it. A training that is resumed
+            continues it in any case, without the epochs that are now trained again.
     """
+
+    writes_files = True
 
     def __init__(self, filename: str | os.PathLike[str], append: bool = False) -> None:
         self.path = Path(filename)
@@ -29,7 +32,13 @@ class JSONLogger(Callback):
 
     def on_train_begin(self, logs: LogValues) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if not self.append:
+        is_resumed = self.trainer.saver.resumed_from is not None
+        if is_resumed and self.path.exists():
+            whole = [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+            temporary.write_text("".join(line for line in whole if json.loads(line)["epoch"] < self.trainer.epoch))
+            os.replace(temporary, self.path)
+        elif not self.append:
             self.path.write_text("")
 
     def on_epoch_end(self, epoch: int, logs: LogValues) -> None:

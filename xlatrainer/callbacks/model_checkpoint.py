@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import string
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from xlatrainer.callbacks.callback import LogValues
@@ -21,7 +19,7 @@ __all__ = ["ModelCheckpoint"]
 
 @dataclass(frozen=True)
 class _Written:
-    path: Path
+    path: str
     value: float | None
 
 
@@ -31,9 +29,10 @@ class ModelCheckpoint(PerFitCallback):
     It is called after the other callbacks, whose state is in the file. What an earlier run wrote is never deleted.
 
     Args:
-        filepath: Where; names in braces are filled in: `{epoch}` (counted from 1), `{step}` (updates made), `{batch}`
-            (counted from 1, when saving by steps or time) and any name of the logs, with a format if wished:
-            "runs/{epoch:02d}-{val_loss:.3f}.pt". Folders are made if need be. A path without names is overwritten.
+        filepath: Where, as for `trainer.save`: a folder or a URL that fsspec knows. Names in braces are filled in:
+            `{epoch}` (counted from 1), `{step}` (updates made), `{batch}` (counted from 1, when saving by steps or
+            time) and any name of the logs, with a format if wished: "runs/{epoch:02d}-{val_loss:.3f}". Folders are made
+            if need be. A path without names is overwritten.
         monitor: The name that tells which is best; default "val_loss". It is read only with `save_best_only` or
             `save_top_k`; a name that is not there is dealt with as in `EarlyStopping`.
         verbose: 1 prints each path; default 0.
@@ -45,6 +44,8 @@ class ModelCheckpoint(PerFitCallback):
         max_to_keep: How many of the latest files to keep; default None, all. `keep_last` is another name.
         save_top_k: How many of the best files to keep; a value that is not among them is not saved, unless
             `max_to_keep` is given too. Default None. `keep_best` is another name.
+        async_save: Write in the background, see `trainer.save`; files go when the one that replaces them is there.
+            Default False.
 
     Attributes:
         best: The best value so far.
@@ -52,6 +53,7 @@ class ModelCheckpoint(PerFitCallback):
     """
 
     runs_last = True
+    writes_files = True
 
     def __init__(
         self,
@@ -68,11 +70,17 @@ class ModelCheckpoint(PerFitCallback):
         save_top_k: int | None = None,
         keep_last: int | None = None,
         keep_best: int | None = None,
+        async_save: bool = False,
     ) -> None:
         self.filepath = os.fspath(filepath)
         self.verbose = verbose
         self.save_best_only = save_best_only
         self.save_weights_only = save_weights_only
+        self.async_save = async_save
+        if async_save and save_weights_only:
+            raise ValueError(
+                "async_save is for whole checkpoints; with save_weights_only the weights are written at once"
+            )
         self.frequency = Frequency(save_freq)
         self.initial_value_threshold = initial_value_threshold
         self.max_to_keep = _number("max_to_keep", max_to_keep, "keep_last", keep_last)
@@ -86,8 +94,8 @@ class ModelCheckpoint(PerFitCallback):
 
     def reset(self) -> None:
         self.best: float | None = self.initial_value_threshold
-        self.last_path: Path | None = None
-        self.best_path: Path | None = None
+        self.last_path: str | None = None
+        self.best_path: str | None = None
         self._written: list[_Written] = []
 
     def on_train_begin(self, logs: LogValues) -> None:
@@ -110,18 +118,12 @@ class ModelCheckpoint(PerFitCallback):
 
     def on_train_end(self, logs: LogValues) -> None:
         super().on_train_end(logs)
+        self._delete_the_rest()
         if self.monitor is not None:
             self.monitor.end()
 
     def state_dict(self) -> dict[str, Any]:
-        paths = {name: getattr(self, name) for name in ("last_path", "best_path")}
-        return {"best": self.best, **{name: None if path is None else str(path) for name, path in paths.items()}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.last_path, self.best_path = (
-            None if state[name] is None else Path(state[name]) for name in ("last_path", "best_path")
-        )
+        return {name: getattr(self, name) for name in ("best", "last_path", "best_path")}
 
     def _consider(self, logs: LogValues, batch: int | None) -> None:
         value = None
@@ -139,20 +141,22 @@ class ModelCheckpoint(PerFitCallback):
         if is_best:
             self.best, self.best_path = value, path
         self.last_path = path
+        if self.async_save:
+            self._delete_the_rest()  # of what is complete by now
         self._save(path)
         self._written = [written for written in self._written if written.path != path] + [_Written(path, value)]
-        self._delete_the_rest()
+        if not self.async_save:
+            self._delete_the_rest()
 
-    def _save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def _save(self, path: str) -> None:
         if self.save_weights_only:
-            self.trainer.save_weights(path)  # type: ignore[attr-defined]
+            self.trainer.save_weights(path)
         else:
-            self.trainer.save(path)
+            self.trainer.save(path, async_save=self.async_save)
         if self.verbose:
             print(f"Epoch {self._epoch + 1}: saved {path}")
 
-    def _path(self, logs: LogValues, batch: int | None) -> Path:
+    def _path(self, logs: LogValues, batch: int | None) -> str:
         known: dict[str, float] = {"epoch": self._epoch + 1, "step": self.trainer.step}
         if batch is not None:
             known["batch"] = batch + 1
@@ -160,7 +164,7 @@ class ModelCheckpoint(PerFitCallback):
         if missing:
             raise ValueError(f"the file name {self.filepath!r} needs {missing}; there are {sorted({*known, *logs})}")
         known.update((name, logs[name]) for name in self._fields & set(logs))
-        return Path(self.filepath.format(**known))
+        return self.filepath.format(**known)
 
     def _is_among_best(self, value: float) -> bool:
         assert self.monitor is not None
@@ -179,12 +183,15 @@ class ModelCheckpoint(PerFitCallback):
             sign = -1 if self.monitor.higher_is_better else 1
             comparable = [one for one in self._written if one.value is not None and one.value == one.value]
             keep = keep + sorted(comparable, key=lambda one: sign * (one.value or 0.0))[: self.save_top_k]
+        self.trainer.wait_for_saves()
         for written in self._written:
-            if written not in keep and written.path.is_dir():
-                shutil.rmtree(written.path)
-            elif written not in keep:
-                written.path.unlink(missing_ok=True)
+            if written not in keep:
+                self._delete(written.path)
         self._written = [written for written in self._written if written in keep]
+
+    def _delete(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # somebody else has deleted it
+            self.trainer.saver.remove(path)
 
 
 def _number(name: str, value: int | None, other_name: str, other: int | None) -> int | None:

@@ -81,6 +81,8 @@ class Profiler(Callback):
         8
     """
 
+    writes_files = True
+
     def __init__(self, steps: tuple[int, int] = (10, 20), log_dir: str | os.PathLike[str] = "logs") -> None:
         self.steps = steps
         self.log_dir = log_dir

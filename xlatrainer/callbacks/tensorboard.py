@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,8 @@ import torch
 from torch import Tensor
 
 from xlatrainer.backend import counters
-from xlatrainer.callbacks.callback import Callback, LogValues, MaybeReady
+from xlatrainer.callbacks.batch_values import BatchValues
+from xlatrainer.callbacks.callback import Callback, LogValues
 from xlatrainer.callbacks.optional import require
 from xlatrainer.callbacks.profiler import StepTrace
 from xlatrainer.callbacks.tensorboard_graph import write_graph
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from xlatrainer.trainer.trainer import Trainer
 
 __all__ = ["TensorBoard"]
-
-_LOGS_WAITING = 64  # of batches whose values are not there yet; beyond them the oldest is waited for
 
 
 class TensorBoard(Callback):
@@ -60,6 +58,8 @@ class TensorBoard(Callback):
         ValueError: For a wrong `update_freq`, `histogram_freq` or `profile_batch`.
     """
 
+    writes_files = True
+
     def __init__(
         self,
         log_dir: str | os.PathLike[str] = "logs",
@@ -80,7 +80,7 @@ class TensorBoard(Callback):
         self.histogram_freq = _at_least("histogram_freq", histogram_freq, 0)
         self.write_graph = write_graph
         self.write_steps_per_second = write_steps_per_second
-        self.update_freq = _update_freq(update_freq)
+        self._batches = BatchValues(update_freq)
         first, last = (profile_batch, profile_batch) if isinstance(profile_batch, int) else profile_batch
         self.profile_batch = (first, last) if first else None
         if self.profile_batch is not None:
@@ -96,8 +96,7 @@ class TensorBoard(Callback):
         self._in_fit = False
 
     def on_train_begin(self, logs: LogValues) -> None:
-        self._waiting: deque[tuple[int, float, LogValues]] = deque()
-        self._step = self.trainer.step
+        self._batches.begin(self.trainer.step)
         self._counters = counters.snapshot()
         self._latest: dict[str, float] = {}
         self._trace = None if self.profile_batch is None else StepTrace(self.log_dir, *self.profile_batch)
@@ -119,10 +118,8 @@ class TensorBoard(Callback):
         step = self.trainer.step
         if self._trace is not None:
             self._trace.after_step(step)
-        if self.update_freq and step // self.update_freq > self._step // self.update_freq:
-            self._waiting.append((step, time.time(), logs))
-            self._write_batches(wait=False)
-        self._step = step
+        self._batches.add(step, logs)
+        self._write_batches(wait=False)
         self._trained_until = time.monotonic()
 
     def on_test_end(self, logs: LogValues) -> None:
@@ -182,14 +179,9 @@ class TensorBoard(Callback):
 
     def _write_batches(self, wait: bool) -> None:
         """Write the values of batches that are computed; with `wait`, of all."""
-        while self._waiting:
-            step, seconds, logs = self._waiting[0]
-            is_ready = not isinstance(logs, MaybeReady) or logs.is_ready
-            if not (wait or is_ready or len(self._waiting) > _LOGS_WAITING):
-                return
+        for step, seconds, logs in self._batches.take(wait):
             for name, value in logs.items():
                 self._writer("train").add_scalar(f"batch_{name}", value, step, walltime=seconds)
-            self._waiting.popleft()
 
     def _write_histograms(self, epoch: int) -> None:
         named: dict[str, Tensor] = {f"weights/{name}": value for name, value in self.model.named_parameters()}
@@ -205,15 +197,6 @@ class TensorBoard(Callback):
                 self._writer("train").add_histogram(name, finite, epoch)
             if finite.numel() < values.numel():
                 self._writer("train").add_scalar(f"{name}/not_finite", values.numel() - finite.numel(), epoch)
-
-
-def _update_freq(value: str | int) -> int:
-    """The number of steps from one writing to the next; 0 for none."""
-    if value in ("epoch", "batch"):
-        return int(value == "batch")
-    if not isinstance(value, int):
-        raise ValueError(f'update_freq must be "epoch", "batch" or a number of steps, got {value!r}')
-    return _at_least("update_freq", value, 1)
 
 
 def _at_least(name: str, value: int, least: int) -> int:

@@ -52,7 +52,7 @@ class TerminateOnNaN(Callback):
 
     def on_train_batch_begin(self, batch: int, logs: LogValues) -> None:
         if self.find_module:
-            self._weights = copy_weights(self.model)
+            self._weights = copy_weights(self.trainer)
 
     def on_train_batch_end(self, batch: int, logs: LogValues) -> None:
         self._waiting.append((batch, self.trainer.step, logs))
@@ -81,14 +81,14 @@ class TerminateOnNaN(Callback):
 
     def _first_bad(self) -> str:
         """What of the batch's forward pass is not finite first."""
-        put_weights(self.model, self._weights)
+        put_weights(self.trainer, self._weights)
         flags: list[tuple[str, Tensor]] = []
         for name, parameter in self.model.named_parameters():
             _note(flags, f"the parameter {name} was not finite before it", parameter)
         with torch.no_grad(), _observed(self.model, flags):
             for batch in self.trainer.stepper.latest:
-                self.trainer.stepper.predict(batch)
-        put_weights(self.model, self._weights)
+                self.trainer.stepper.predict(batch, averaged=False)
+        put_weights(self.trainer, self._weights)
         found = self.trainer.strategy.fetch([flag for _, flag in flags])
         self.trainer.strategy.end_step()
         bad = [text for (text, _), flag in zip(flags, found, strict=True) if flag]

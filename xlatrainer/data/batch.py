@@ -6,14 +6,15 @@ devices: it works on a batch on the host as on one on the device.
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-__all__ = ["Arguments", "Batch", "plain_batch", "split_batch"]
+__all__ = ["TARGET_KEYS", "WEIGHT_KEY", "Arguments", "Batch", "as_tensor", "plain_batch", "split_batch"]
 
 TARGET_KEYS = ("labels", "label", "targets", "target")
 WEIGHT_KEY = "sample_weight"
@@ -64,7 +65,7 @@ class Arguments:
         return self.takes_any or name in self.names
 
 
-def split_batch(batch: Any) -> Batch:
+def split_batch(batch: Any, arguments: Arguments | None = None) -> Batch:
     """The inputs, targets and sample weights of a batch.
 
     ======================================================  =================================================
@@ -77,6 +78,11 @@ def split_batch(batch: Any) -> Batch:
                                                             targets too, "sample_weight" is taken out
     a tensor or array                                       inputs without targets
     ======================================================  =================================================
+
+    Args:
+        batch: In any of these forms.
+        arguments: Those of the model. Of a mapping, labels ("labels", "label", "targets" or "target") that are none of
+            them are targets only. Default None: all of it is for the model.
 
     Raises:
         TypeError: For anything else, and for sample weights that cannot be such: no tensor, or one of integers.
@@ -92,66 +98,79 @@ def split_batch(batch: Any) -> Batch:
     if isinstance(batch, Batch):
         split = batch
     elif isinstance(batch, Mapping):
-        inputs = batch if WEIGHT_KEY not in batch else {k: v for k, v in batch.items() if k != WEIGHT_KEY}
-        split = Batch(inputs, batch.get("labels"), batch.get(WEIGHT_KEY))
-    elif isinstance(batch, tuple | list):
+        split = _split_mapping(batch, arguments)
+    elif isinstance(batch, tuple | list) and 1 <= len(batch) <= 3:
         split = Batch(*batch)
-    else:
+    elif isinstance(batch, Tensor | np.ndarray):
         split = Batch(batch)
+    else:
+        came = f"a {type(batch).__name__}"
+        if isinstance(batch, tuple | list):
+            came += f" of {len(batch)} items (several inputs go into a tuple: ((a, b), targets))"
+        raise TypeError(
+            f"a batch must be (inputs, targets), (inputs, targets, sample_weight), a tensor, or a dict or dataclass of "
+            f"the model's arguments; got {came}"
+        )
     if split.sample_weight is not None:
         _check_weight(split.sample_weight, split.targets)
     return split
 
 
-def plain_batch(batch: Any, arguments: Arguments | None = None) -> Any:
-    """`batch` as a `Batch`, a tuple or list of up to three, a mapping or a tensor: what a compiled step can look into.
+def plain_batch(batch: Any) -> Any:
+    """`batch` in a form that a compiled step can look into: a dataclass, which it cannot, as what it stands for.
 
-    Args:
-        batch: In any of the forms of `split_batch`.
-        arguments: Those of the model. A mapping whose labels ("labels", "label", "targets" or "target") are none of
-            them becomes a `Batch`, so that the labels are targets only. Default None: a mapping stays one.
-
-    Raises:
-        TypeError: For anything that is no batch.
+    A dataclass or named tuple with fields `inputs` and `targets` becomes a `Batch`, another dataclass a dict, and
+    arrays of float64 in it become tensors (`as_tensor`); all else stays as it is.
     """
-    if not isinstance(batch, Batch) and (dataclasses.is_dataclass(batch) or isinstance(batch, tuple)):
-        batch = _by_names(batch)
-    if isinstance(batch, Batch):
-        return batch
-    if isinstance(batch, Mapping):
-        return batch if arguments is None else _without_unknown_labels(batch, arguments)
-    if isinstance(batch, tuple | list) and 1 <= len(batch) <= 3:
-        return batch
-    if isinstance(batch, Tensor | np.ndarray):
-        return batch
-    came = f"a {type(batch).__name__}"
-    if isinstance(batch, tuple | list):
-        came += f" of {len(batch)} items (several inputs go into a tuple: ((a, b), targets))"
-    raise TypeError(
-        f"a batch must be (inputs, targets), (inputs, targets, sample_weight), a tensor, or a dict or dataclass of the "
-        f"model's arguments; got {came}"
-    )
-
-
-def _by_names(batch: Any) -> Any:
-    """A dataclass or named tuple as a `Batch` if its fields say so; otherwise a dataclass as a dict."""
     if dataclasses.is_dataclass(batch) and not isinstance(batch, Mapping | type):
         fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    elif hasattr(batch, "_fields"):
-        fields = dict(zip(batch._fields, batch, strict=True))
-    else:
-        return batch
-    if {"inputs", "targets"} <= set(fields) <= set(Batch._fields):
-        return Batch(**fields)
-    return batch if isinstance(batch, tuple) else fields
+        batch = Batch(**fields) if _are_of_a_batch(fields) else fields
+    elif isinstance(batch, tuple) and not isinstance(batch, Batch) and _are_of_a_batch(getattr(batch, "_fields", ())):
+        batch = Batch(**batch._asdict())  # type: ignore[attr-defined]  # it has `_fields`
+    return _without_float64(batch)
 
 
-def _without_unknown_labels(batch: Mapping[str, Any], arguments: Arguments) -> Any:
-    label = next((key for key in TARGET_KEYS if key in batch), None)
-    if label is None or arguments.accept(label):
-        return batch
-    inputs = {key: value for key, value in batch.items() if key not in (label, WEIGHT_KEY)}
-    return Batch(inputs, batch[label], batch.get(WEIGHT_KEY))
+def as_tensor(array: Tensor | np.ndarray[Any, Any]) -> Tensor:
+    """A NumPy array as a tensor that shares its memory, unless it is of float64: that becomes torch's default dtype.
+
+    NumPy computes in float64 unless told otherwise, and hardly anybody means a model's inputs to be so. A tensor stays
+    what it is.
+    """
+    if isinstance(array, Tensor):
+        return array
+    if not array.flags.writeable:
+        array = array.copy()  # torch warns of memory that must not be written
+    tensor = torch.as_tensor(array)
+    return tensor.to(torch.get_default_dtype()) if array.dtype == np.float64 else tensor
+
+
+def _without_float64(tree: Any) -> Any:
+    """`tree` with its arrays of float64 as tensors; the same object if there are none."""
+    if isinstance(tree, np.ndarray):
+        return as_tensor(tree) if tree.dtype == np.float64 else tree
+    if isinstance(tree, Mapping):
+        items = {key: _without_float64(value) for key, value in tree.items()}
+        return tree if all(value is tree[key] for key, value in items.items()) else items
+    if isinstance(tree, tuple | list):
+        values = [_without_float64(value) for value in tree]
+        if all(value is old for value, old in zip(values, tree, strict=True)):
+            return tree
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    return tree
+
+
+def _are_of_a_batch(fields: Iterable[str]) -> bool:
+    return {"inputs", "targets"} <= set(fields) <= set(Batch._fields)
+
+
+def _split_mapping(batch: Mapping[str, Any], arguments: Arguments | None) -> Batch:
+    taken = {WEIGHT_KEY} & set(batch)
+    label = "labels"
+    if arguments is not None:
+        label = next((key for key in TARGET_KEYS if key in batch), label)
+        taken |= {label} & set(batch) if not arguments.accept(label) else set()
+    inputs = {key: value for key, value in batch.items() if key not in taken} if taken else batch
+    return Batch(inputs, batch.get(label), batch.get(WEIGHT_KEY))
 
 
 def _check_weight(weight: Any, targets: Any) -> None:

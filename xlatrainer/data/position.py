@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
-from xlatrainer.backend._private_api import has_lasting_workers
+from xlatrainer.backend._private_api import has_lasting_workers, shut_down_workers
 from xlatrainer.data.random_states import random_states, restore_random_states
 
 __all__ = ["ResumableBatches", "is_deterministic", "set_epoch"]
@@ -50,27 +50,32 @@ class ResumableBatches:
         self._begun: dict[str, Any] | None = None
         self._drawn = 0
         self._was_alive = False
+        self._ended = False
         self._resumed: Mapping[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, None
+        self._ended = False
+        iterator: Iterator[Any] = iter(())
         if resumed is not None and resumed["begun"] is not None:
             self._begun, self._drawn, self._was_alive = resumed["begun"], resumed["drawn"], resumed["was_alive"]
-            iterator = self._reopened(resumed)
+            if resumed["ended"]:
+                self._prepare(resumed)
+            else:
+                iterator = self._reopened(resumed)
         else:
-            if resumed is not None and resumed["was_alive"]:
-                _start_workers(self.batches)
             if resumed is not None:
-                self._restore(resumed["now"])
-                if resumed["loader"] is not None:
-                    self.batches.load_state_dict(resumed["loader"])  # type: ignore[attr-defined]  # it wrote that state
+                self._prepare(resumed)
             self._was_alive = _keeps_workers(self.batches)
             self._begun, self._drawn = self._states(), 0
             iterator = iter(self.batches)
-        for batch in iterator:
-            self._drawn += 1
-            yield batch
-        self._begun = None
+        try:
+            for batch in iterator:
+                self._drawn += 1
+                yield batch
+        finally:
+            shut_down_workers(iterator)
+        self._ended = True
 
     def state_dict(self, *, between: bool = False) -> dict[str, Any]:
         """The position: plain data and CPU tensors.
@@ -81,17 +86,19 @@ class ResumableBatches:
         if self._resumed is not None:
             return dict(self._resumed)  # nothing was drawn since it was loaded
         begun = None if between or not self._drawn else self._begun
-        given_up = between and self._begun is not None
+        given_up = between and self._drawn > 0 and not self._ended
         return {
             "begun": begun,
             "drawn": self._drawn if begun is not None else 0,
+            "ended": self._ended and begun is not None,
             "was_alive": self._was_alive if begun is not None else _keeps_workers(self.batches),
+            "is_alive": _keeps_workers(self.batches),
             "now": self._states(),
             "loader": None if given_up else _own_state(self.batches),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on where `state` says; random states are set then, and now."""
+        """Let the next iteration go on where `state` says. Sets the random states, now and when batches are dropped."""
         self._resumed = state
         self._restore(state["now"])
 
@@ -104,6 +111,15 @@ class ResumableBatches:
         for name, generator in _generators(self.batches).items():
             if name in states["own"]:
                 _restore_generator(generator, states["own"][name])
+
+    def _prepare(self, resumed: Mapping[str, Any]) -> None:
+        """Bring the loader to where it was between two iterators."""
+        if resumed["is_alive"]:
+            before = self._states()
+            _start_workers(self.batches)
+            self._restore(before)
+        if resumed["loader"] is not None:
+            self.batches.load_state_dict(resumed["loader"])  # type: ignore[attr-defined]  # it wrote that state
 
     def _reopened(self, resumed: Mapping[str, Any]) -> Iterator[Any]:
         if resumed["was_alive"]:

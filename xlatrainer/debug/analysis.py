@@ -46,7 +46,7 @@ class Recompile:
         line: the user's line that made it run.
         change: the first difference from the graph before it that is most like it; None for the first graph.
         operators, inputs, outputs: how many there are.
-        bytes: of its memory, see `Program.memory`; empty where XLA does not say.
+        bytes: of its memory, see `Program.memory_sizes`; empty where XLA does not say.
     """
 
     cause: str
@@ -92,7 +92,7 @@ def _explained(compilation: Compilation, earlier: Iterable[Compilation]) -> Reco
         len(operators),
         len(program.nodes) - len(operators),
         len(program.outputs),
-        program.memory(),
+        program.memory_sizes(),
     )
 
 

@@ -7,7 +7,7 @@ value, and reading it later runs nothing more.
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import torch
@@ -93,6 +93,15 @@ class Metric(ABC):
         """
         for name, initial in self._initial.items():
             setattr(self, name, initial.to(self._device, copy=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state by name, as it is on the device: tensors, and plain data in a subclass that adds some."""
+        return {name: getattr(self, name) for name in self._initial}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned; tensors may be on any device."""
+        for name in self._initial:
+            setattr(self, name, state[name].to(self._device, copy=True))
 
     @abstractmethod
     def update(self, *args: Any, **kwargs: Any) -> None:

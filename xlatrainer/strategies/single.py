@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import xlatrainer.backend.closures as closures
 import xlatrainer.backend.device as xla_device
+import xlatrainer.backend.memory as memory
 import xlatrainer.backend.runtime as runtime
 import xlatrainer.backend.transfer as transfer
 from xlatrainer.backend.replay.step import ReplayedStep
@@ -63,11 +64,12 @@ class SingleDeviceStrategy(Strategy):
     def end_step(self) -> None:
         if self._is_lazy:
             xla_device.sync()
-        else:
-            closures.run_waiting()
 
     def compiled(self, function: Callable[..., Any], state: dict[str, Any], name: str) -> Step:
         return ReplayedStep(function, state, name) if self._is_lazy else super().compiled(function, state, name)
+
+    def memory_limit(self) -> int | None:
+        return memory.memory_limit() if self._is_lazy else None
 
     def is_ready(self, tensor: Tensor) -> bool:
         return transfer.is_ready(tensor) if tensor.device.type == "xla" else True

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from xlatrainer.backend.closures import step_ended
+
 __all__ = ["Step", "Strategy"]
 
 
@@ -32,6 +34,9 @@ class Step(Protocol):
                 the hyperparameters of optimizers. Default None.
         """
 
+    def memory(self) -> int | None:
+        """The bytes that the program of the latest step needs on the device; None where that is not known."""
+
 
 class _PlainStep:
     """Runs its function every time."""
@@ -44,6 +49,9 @@ class _PlainStep:
         result = self._function(*args)
         self._end()
         return result
+
+    def memory(self) -> int | None:
+        return None
 
     def many(self, batches: Sequence[tuple[Any, ...]], before_each: Callable[[int], None] | None = None) -> list[Any]:
         results = []
@@ -86,6 +94,10 @@ class Strategy(ABC):
     def end_step(self) -> None:
         """End a step: start whatever is still to be computed. Does not wait for it."""
 
+    def run_closures(self) -> None:
+        """Run the step closures of the step that was ended, once all that counts steps knows of it."""
+        step_ended()
+
     def compiled(self, function: Callable[..., Any], state: dict[str, Any], name: str) -> "Step":
         """`function` as a step of its own: calling it ends the step.
 
@@ -96,6 +108,10 @@ class Strategy(ABC):
             name: For messages.
         """
         return _PlainStep(function, self.end_step)
+
+    def memory_limit(self) -> int | None:
+        """Bytes that a step may need on the device; None where that is not known."""
+        return None
 
     @abstractmethod
     def is_ready(self, tensor: Tensor) -> bool:

@@ -11,15 +11,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from xlatrainer.data.batch import split_batch
+from xlatrainer.data.batch import plain_batch, split_batch
 from xlatrainer.strategies.nested import tensors_in
-from xlatrainer.trainer.losses import LossFunction, checked_loss, predictions_of
+from xlatrainer.trainer.losses import checked_loss, predictions_of
 
 __all__ = [
     "Outcome",
     "as_outcome",
     "call_model",
-    "eval_step",
     "model_step",
     "num_rows",
     "predict_step",
@@ -36,6 +35,8 @@ class Outcome:
         prediction, target: What the metrics compare; None where the step does not say.
         num_examples: Rows of the batch.
         logs: Further values of shape (), by name.
+        sample_weight: Of the rows, for weighted metrics; None for all alike.
+        is_real: False for rows that only pad the batch, shape (rows,); None if there are none.
     """
 
     loss: Tensor | None
@@ -43,14 +44,8 @@ class Outcome:
     target: Any = None
     num_examples: int = 1
     logs: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-def eval_step(model: nn.Module, loss_function: LossFunction, batch: Any) -> Outcome:
-    """Forward and loss."""
-    inputs, target, _ = split_batch(batch)
-    output = call_model(model, inputs)
-    loss = checked_loss(loss_function(output, target))
-    return Outcome(loss, predictions_of(output), target, num_rows(target, inputs))
+    sample_weight: Any = None
+    is_real: Tensor | None = None
 
 
 def predict_step(model: nn.Module, batch: Any) -> Any:
@@ -130,9 +125,15 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
 
 
 def rows_of(batch: Any) -> int:
-    """The examples in a batch: the rows of its targets, or of its first input."""
-    inputs, target, _ = split_batch(batch)
-    return num_rows(target, inputs)
+    """The examples in a batch: the rows of its targets, or of its first tensor.
+
+    A batch for a step of the user's may have any form.
+    """
+    batch = plain_batch(batch)
+    if isinstance(batch, Mapping) or (isinstance(batch, tuple | list) and len(batch) in (2, 3)):
+        inputs, target = (batch, batch.get("labels")) if isinstance(batch, Mapping) else batch[:2]
+        return num_rows(target, inputs)
+    return num_rows(batch)
 
 
 def num_rows(*trees: Any) -> int:

@@ -6,11 +6,14 @@ from the object, which the Trainer gives to its compiled steps.
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from xlatrainer.trainer.accumulation import GradientSums
 from xlatrainer.trainer.clipping import Clipping
+from xlatrainer.trainer.ema import EMA
+from xlatrainer.trainer.precision import LossScale, Precision
 
 __all__ = ["Updates"]
 
@@ -24,19 +27,33 @@ class Updates:
     Args:
         optimizers: By name; a Trainer with one optimizer calls it "optimizer".
         clipping: What is done to gradients before an update.
+        ema: Averages of the weights to bring on; default None.
+        precision: Of the training; default None, float32.
+        scale: Of losses in float16; default None, none.
 
     Attributes:
         sums: Where gradients are accumulated; None where every batch makes an update.
         keep_gradients: Whether the gradients of an update stay until the next one.
-        norms: The global norm of the latest update's gradients, by the optimizer's name, until it is taken out.
+        norms: The global norm of the latest update's gradients, by the optimizer's name, and for how many updates it
+            counts, until it is taken out.
     """
 
-    def __init__(self, optimizers: Mapping[str, Optimizer], clipping: Clipping) -> None:
+    def __init__(
+        self,
+        optimizers: Mapping[str, Optimizer],
+        clipping: Clipping,
+        ema: EMA | None = None,
+        precision: Precision | None = None,
+        scale: LossScale | None = None,
+    ) -> None:
         self.optimizers = dict(optimizers)
         self.clipping = clipping
+        self.ema = ema
+        self.scale = scale
+        self._precision = Precision("fp32") if precision is None else precision
         self.sums: GradientSums | None = None
         self.keep_gradients = False
-        self.norms: dict[str, Tensor] = {}
+        self.norms: dict[str, tuple[Tensor, Tensor | int]] = {}
 
     def norm_name(self, optimizer: str) -> str:
         """What the norm of an optimizer's gradients is logged as."""
@@ -45,8 +62,9 @@ class Updates:
     def accumulate(self, loss: Tensor, rows: int) -> None:
         """Backward pass of `loss`, the mean over `rows` rows; no update."""
         assert self.sums is not None
-        self._only().zero_grad(set_to_none=True)
-        loss.backward()
+        optimizer = self._only()
+        optimizer.zero_grad(set_to_none=True)
+        self._backward(loss, optimizer)
         self.sums.add(rows)
 
     def apply(self) -> None:
@@ -68,14 +86,37 @@ class Updates:
             )
         optimizer = self._only() if optimizer is None else optimizer
         optimizer.zero_grad(set_to_none=True)
-        loss.backward(inputs=None if len(self.optimizers) == 1 else _trained_by(optimizer))
+        self._backward(loss, optimizer)
         self._update(optimizer)
 
+    def end_step(self) -> None:
+        """All updates of a step are made."""
+        if self.scale is not None:
+            self.scale.end_step()
+
+    def _backward(self, loss: Tensor, optimizer: Optimizer) -> None:
+        inputs = None if len(self.optimizers) == 1 else _trained_by(optimizer)
+        with self._precision.without_autocast(loss.device):
+            if self.scale is None:
+                loss.backward(inputs=inputs)
+            else:
+                (loss * self.scale.scale).backward(inputs=inputs)
+                self.scale.unscale(_trained_by(optimizer))
+
     def _update(self, optimizer: Optimizer) -> None:
-        norm = self.clipping.apply(_trained_by(optimizer))
-        if norm is not None:
-            self.norms[self._name_of(optimizer)] = norm
-        optimizer.step()
+        parameters = _trained_by(optimizer)
+        with self._precision.without_autocast(parameters[0].device):
+            norm = self.clipping.apply(parameters)
+            made: Tensor | int = 1
+            if self.scale is None:
+                optimizer.step()
+            else:
+                made = self.scale.step(optimizer, parameters).int()
+            if norm is not None:
+                norm = norm if isinstance(made, int) else torch.where(made > 0, norm, 0)
+                self.norms[self._name_of(optimizer)] = (norm, made)
+            if self.ema is not None:
+                self.ema.update(parameters)
         if not self.keep_gradients:
             optimizer.zero_grad(set_to_none=True)
 

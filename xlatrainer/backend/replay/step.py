@@ -1,6 +1,6 @@
 """`ReplayedStep`: a function that is run as always until its steps repeat, and then without its Python.
 
-May import: series, plan, observation, snapshot, optimizers, closures, executor, state, config, counters,
+May import: series, plan, observation, snapshot, optimizers, executor, state, config, counters,
 _private_api.
 """
 
@@ -14,8 +14,8 @@ import torch
 from xlatrainer import config
 from xlatrainer.backend import counters
 from xlatrainer.backend._private_api import ambient_state, tree_flatten
-from xlatrainer.backend.closures import run_waiting
 from xlatrainer.backend.executor import raise_failed_checks, run_pending
+from xlatrainer.backend.program import Program
 from xlatrainer.backend.replay.graphs import GraphLimit
 from xlatrainer.backend.replay.observation import STEP_BEGINS, STEP_ENDS, Observation, observe, whole_graph
 from xlatrainer.backend.replay.optimizers import Shadow
@@ -80,6 +80,7 @@ class ReplayedStep:
         self._last: dict[Any, Observation] = {}
         self._snapshot: Snapshot | None = None
         self._shadows: dict[int, Shadow] = {}
+        self._latest: Program | None = None
         self._replays = 0
         self._failures = 0
         self._pause = FIRST_PAUSE
@@ -87,11 +88,6 @@ class ReplayedStep:
         self._graphs = GraphLimit(self.name, graphs_allowed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result = self._call(args, kwargs)
-        self._ended_step()
-        return result
-
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._paused or config.get("replay") == "off" or state.observer is not None:
             return self._run(args, kwargs)
         leaves, tree = tree_flatten((args, kwargs))
@@ -125,11 +121,9 @@ class ReplayedStep:
             if plan is not None and not due and all(key == keys[0] for key in keys):
                 given = [[leaf for leaf in each if isinstance(leaf, torch.Tensor)] for each, _ in leaves]
                 try:
-                    results = self._replay(
+                    return self._replay(
                         lambda: self._series_of(plan, len(batches)).run(given, self._shadows, before_each), len(given)
                     )
-                    self._ended_step()
-                    return results
                 except Mismatch as change:
                     self._ended(str(change))
         results = []
@@ -139,11 +133,9 @@ class ReplayedStep:
             results.append(self(*args))
         return results
 
-    @staticmethod
-    def _ended_step() -> None:
-        run_waiting()
-        if state.reporter is not None:
-            state.reporter.stepped()
+    def memory(self) -> int | None:
+        """The bytes that the program of the latest step whose Python ran needs; None before there was one."""
+        return None if self._latest is None else self._latest.memory()
 
     @staticmethod
     def _series_of(plan: Plan, number: int) -> Series:
@@ -195,6 +187,7 @@ class ReplayedStep:
         if seen.node is not None:
             self._graphs.note(seen.node)
         result, seen.result = seen.result, None
+        self._latest = seen.program
         earlier = self._last.get(key)
         difference: str | None = "it was not observed before"
         if earlier is not None:

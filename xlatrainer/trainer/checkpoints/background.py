@@ -39,7 +39,7 @@ class BackgroundWriter:
     def _run(self, job: Callable[[], None]) -> None:
         try:
             job()
-        except BaseException as error:  # noqa: BLE001 - `wait` raises it
+        except BaseException as error:  # noqa: BLE001 - raised by `wait`
             _unraised[id(self)] = error
 
 

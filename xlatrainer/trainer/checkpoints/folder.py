@@ -49,7 +49,7 @@ class CheckpointFolder:
             path = self.path_of(step)
             try:
                 content = read_checkpoint(path)
-            except CheckpointError as error:
+            except (CheckpointError, FileNotFoundError) as error:  # the latter: its training has deleted it meanwhile
                 damaged.append(str(error))
                 continue
             if damaged:

@@ -23,7 +23,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-__all__ = ["FILES", "MANIFEST", "Place", "place_of"]
+__all__ = ["FILES", "MANIFEST", "Place", "fetched", "place_of", "publish_file"]
 
 MANIFEST = "manifest.json"
 FILES = ("model.safetensors", "state.safetensors", "state.json", MANIFEST)  # all names that a checkpoint ever has
@@ -78,6 +78,10 @@ class Place(ABC):
         """Delete the checkpoint. Files that are none of its own stay."""
 
     @abstractmethod
+    def remove_file(self) -> None:
+        """Delete the file of this name, if there is one."""
+
+    @abstractmethod
     def clean(self) -> list[str]:
         """Delete what processes that are dead left half-written in this folder; returns the names."""
 
@@ -95,6 +99,56 @@ def place_of(path: str | os.PathLike[str]) -> Place:
     return _Local(Path(inner)) if isinstance(system, LocalFileSystem) else _Remote(system, inner, text.rstrip("/"))
 
 
+def publish_file(path: str | os.PathLike[str], write: Callable[[Path], None]) -> None:
+    """Let `write` fill a local file, and make it the one at `path`, a path or URL: whole or not at all.
+
+    Args:
+        path: Its folder is made if need be. A file there is replaced.
+        write: Has what it has written on the disk when it returns.
+
+    Raises:
+        IsADirectoryError: If `path` is a folder.
+    """
+    place = place_of(path)
+    if isinstance(place, _Remote):
+        with tempfile.TemporaryDirectory(prefix="xlatrainer-") as folder:
+            write(Path(folder) / "file")
+            place.put(Path(folder) / "file")
+        return
+    assert isinstance(place, _Local)
+    target = place.path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _temporary_name(target, "writing") as temporary:
+        try:
+            write(temporary)
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _flush_folder(target.parent)
+
+
+@contextlib.contextmanager
+def fetched(path: str | os.PathLike[str], endings: tuple[str, ...]) -> Iterator[Path]:
+    """A local path to the file or folder at `path`, a path or URL, for the length of the block.
+
+    Args:
+        path: A file; or a folder, of whose files only those with one of `endings` may be there.
+        endings: Such as ".safetensors".
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
+    place = place_of(path)
+    if isinstance(place, _Remote):
+        with tempfile.TemporaryDirectory(prefix="xlatrainer-") as folder:
+            yield place.get(Path(folder), endings)
+        return
+    assert isinstance(place, _Local)
+    if not place.path.exists():
+        raise FileNotFoundError(f"{place} does not exist")
+    yield place.path
+
+
 class _Local(Place):
     def __init__(self, path: Path) -> None:
         self._path = Path(os.path.abspath(path))
@@ -102,6 +156,11 @@ class _Local(Place):
 
     def __str__(self) -> str:
         return self._shown
+
+    @property
+    def path(self) -> Path:
+        """The path, absolute."""
+        return self._path
 
     @property
     def name(self) -> str:
@@ -167,6 +226,9 @@ class _Local(Place):
         with _temporary_name(self._path, "deleting") as temporary:
             os.rename(self._path, temporary)
             _remove_own_files(temporary)
+
+    def remove_file(self) -> None:
+        self._path.unlink(missing_ok=True)
 
     def clean(self) -> list[str]:
         if not self._path.is_dir():
@@ -244,6 +306,27 @@ class _Remote(Place):
                 self._system.rm_file(f"{self._path}/{name}")
         with contextlib.suppress(OSError):  # a folder that holds something else stays, and most stores have no folders
             self._system.rmdir(self._path)
+
+    def remove_file(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(self._path)
+
+    def put(self, file: Path) -> None:
+        """Copy a local file here."""
+        self._system.makedirs(self._path.rpartition("/")[0], exist_ok=True)
+        self._system.put_file(str(file), self._path)
+
+    def get(self, folder: Path, endings: tuple[str, ...]) -> Path:
+        """Copy the file here, or the files with these endings in the folder here, into a local folder."""
+        self._system.invalidate_cache(self._path)
+        if not self._system.exists(self._path):
+            raise FileNotFoundError(f"{self} does not exist")
+        is_file = self._system.isfile(self._path)
+        remote = [self._path] if is_file else self._system.ls(self._path, detail=False)
+        for name in remote:
+            if is_file or name.endswith(endings):
+                self._system.get_file(name, str(folder / name.rpartition("/")[2]))
+        return folder / self.name if is_file else folder
 
     def clean(self) -> list[str]:
         return []  # nothing tells whether the process that writes a folder is alive: it may be on another machine
