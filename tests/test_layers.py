@@ -50,6 +50,7 @@ LAYERS = (
     Layer(("xlatrainer.backend",)),
     Layer(("xlatrainer.backend.kernels",)),
     # steps without their Python,
+    Layer(("xlatrainer.backend.stablehlo",)),
     Layer(("xlatrainer.backend.capture", "xlatrainer.backend.dynamo", "xlatrainer.backend.exporting")),
     Layer(("xlatrainer.backend.replay.step",)),
     Layer(("xlatrainer.backend.replay.series",)),

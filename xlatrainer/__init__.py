@@ -21,6 +21,7 @@ from xlatrainer.backend.memory import get_memory_info
 from xlatrainer.backend.modes import eager_mode, is_eager_mode
 from xlatrainer.backend.program_cache import initialize_cache
 from xlatrainer.backend.random import fork_rng, get_rng_state, set_rng_state
+from xlatrainer.backend.stablehlo import load_stablehlo, save_stablehlo, stablehlo
 from xlatrainer.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -43,11 +44,14 @@ __all__ = [
     "get_rng_state",
     "initialize_cache",
     "is_eager_mode",
+    "load_stablehlo",
     "manual_seed",
     "metrics",
     "profiler",
     "real_devices",
+    "save_stablehlo",
     "set_rng_state",
+    "stablehlo",
     "strategies",
     "step",
     "sync",
