@@ -120,6 +120,38 @@ def test_results_that_share_memory() -> None:
     assert actual[3].cpu().count_nonzero() == 0
 
 
+def test_views_where_the_device_has_other_strides_than_the_graph() -> None:
+    """Results of the device are contiguous; the CPU keeps a transposed input's order, and the graph counts on it."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        y = x.t().exp()  # strides (1, 3) on the CPU
+        return y, y.t().view(-1), y.t(), y.as_strided((6,), (1,))
+
+    compiled = torch.compile(function, backend="openxla")
+    for index in range(5):
+        x = torch.arange(6.0).reshape(2, 3) + index
+        for expected, actual in zip(function(x), compiled(x.to("xla")), strict=True):
+            torch.testing.assert_close(actual.cpu(), expected)
+            assert actual.stride() == expected.stride()
+
+
+def test_attention_with_its_gradient() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return out.transpose(1, 2).reshape(2, 5, 32).tanh()
+
+    compiled = torch.compile(function, backend="openxla")
+    for index in range(4):
+        torch.manual_seed(index)
+        expected = [torch.randn(2, 4, 5, 8, requires_grad=True) for _ in range(3)]
+        actual = [tensor.detach().to("xla").requires_grad_() for tensor in expected]
+        function(*expected).square().sum().backward()
+        compiled(*actual).square().sum().backward()
+        for one, other in zip(expected, actual, strict=True):
+            assert other.grad is not None
+            torch.testing.assert_close(other.grad.cpu(), one.grad)
+
+
 def test_dropout_draws_anew_and_its_gradient_uses_the_mask() -> None:
     @torch.compile(backend="openxla")
     def function(x: Tensor) -> Tensor:

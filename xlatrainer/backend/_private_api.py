@@ -46,6 +46,7 @@ __all__ = [
     "register_backend",
     "register_compiler",
     "serialize_executable",
+    "size_hint",
     "shut_down_workers",
     "tree_flatten",
     "tree_map",
@@ -205,6 +206,14 @@ def aot_autograd(compiler: Callable[..., Any]) -> Callable[..., Any]:
     """A backend for `torch.compile` that has AOTAutograd make the graphs which `compiler` compiles (torch 2.11+)."""
     common = importlib.import_module("torch._dynamo.backends.common")
     return common.aot_autograd(fw_compiler=compiler)
+
+
+def size_hint(size: Any) -> int:
+    """A size or stride of a fake tensor as an int: of a symbolic one the example that it was traced with (torch 2.11+).
+
+    `int(size)` would make the graph one for this size alone.
+    """
+    return size if isinstance(size, int) else int(size.node.hint)
 
 
 def all_overloads() -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from xlatrainer.backend._private_api import aot_autograd
+from xlatrainer.backend._private_api import aot_autograd, size_hint
 from xlatrainer.backend.replay.step import ReplayedStep
 
 __all__ = ["openxla"]
@@ -44,8 +44,15 @@ def openxla(
 
 
 def _compiled(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    _free_of_strides(graph)
     constants = [attrgetter(node.target)(graph) for node in graph.graph.nodes if node.op == "get_attr"]
-    step = ReplayedStep(graph.forward, {"a constant": constants}, "a graph of torch.compile")
+    orders = [_order_of(node) for node in _outputs(graph)]
+
+    def forward(*arguments: Any) -> list[Any]:
+        results = graph.forward(*arguments)
+        return [_laid_out(result, order) for result, order in zip(results, orders, strict=True)]
+
+    step = ReplayedStep(forward, {"a constant": constants}, "a graph of torch.compile")
 
     def run(arguments: list[Any]) -> Any:
         taken = tuple(arguments)
@@ -54,6 +61,49 @@ def _compiled(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any
 
     run._boxed_call = True  # type: ignore[attr-defined]  # torch's word for a function that takes such a list
     return run
+
+
+# The graph was made with the strides that the CPU's or the meta kernels give results. Results of the device are
+# contiguous, so the graph is made to work with whatever strides there are inside of it, and gives results that have the
+# expected ones: torch makes views of them without looking.
+
+
+def _free_of_strides(graph: fx.GraphModule) -> None:
+    aten = torch.ops.aten
+    for node in graph.graph.nodes:
+        if node.target is aten.view.default:
+            node.target = aten.reshape.default  # nothing is written in place here, so a copy is as good
+        elif node.target is aten.as_strided.default:
+            order = _order_of(node.args[0])
+            node.target = _as_strided
+            node.kwargs = {**node.kwargs, "order": order}
+    graph.recompile()
+
+
+def _as_strided(tensor: torch.Tensor, *args: Any, order: tuple[int, ...] | None) -> torch.Tensor:
+    return torch.as_strided(_laid_out(tensor, order), *args)
+
+
+def _outputs(graph: fx.GraphModule) -> Sequence[Any]:
+    return next(node for node in graph.graph.nodes if node.op == "output").args[0]
+
+
+def _order_of(node: Any) -> tuple[int, ...] | None:
+    """The dims of a node's result from the outermost in memory to the innermost; None for what `expand` makes."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    strides = [size_hint(stride) for stride in value.stride()]
+    return None if 0 in strides else tuple(sorted(range(value.dim()), key=lambda dim: -strides[dim]))
+
+
+def _laid_out(tensor: Any, order: tuple[int, ...] | None) -> Any:
+    if order is None or not isinstance(tensor, torch.Tensor):
+        return tensor
+    if tensor.permute(order).is_contiguous():
+        return tensor
+    inverse = [order.index(dim) for dim in range(len(order))]
+    return tensor.permute(order).contiguous().permute(inverse)
 
 
 def _refuse_other_devices(model: fx.GraphModule, inputs: Sequence[Any]) -> None:

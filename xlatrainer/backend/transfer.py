@@ -37,8 +37,17 @@ def read_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     with state.lock:
         if state.observer is not None and tensors:
             state.observer.broken("it reads a value", user_line())
-        values = [value_of(tensor) for tensor in tensors]
-    return values_to_host(values)
+        values = [_whole(tensor) or value_of(tensor) for tensor in tensors]
+    return [copy.view(tensor.shape) for copy, tensor in zip(values_to_host(values), tensors, strict=True)]
+
+
+def _whole(tensor: torch.Tensor) -> Value | None:
+    """The value of the storage, in whatever shape, of a tensor that is all of it in order; None for others."""
+    value = storage_data(tensor).value
+    if value is None or value.spec.dtype is not tensor.dtype or value.spec.numel != tensor.numel():
+        return None
+    plain = tensor.is_contiguous() and not tensor.storage_offset() and not tensor.is_conj() and not tensor.is_neg()
+    return value if plain else None
 
 
 def values_to_host(values: Sequence[Value]) -> list[torch.Tensor]:
