@@ -59,9 +59,18 @@ def assert_same_weights(model: nn.Module, reference: nn.Module) -> None:
         torch.testing.assert_close(model.state_dict()[name].cpu(), value, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("make_optimizer", [SGD, ADAM])
-@pytest.mark.parametrize(("rows", "batch_size", "steps"), [(96, 16, 2), (100, 8, 3), (90, 20, 4), (40, 16, 5)])
+@pytest.mark.parametrize(
+    ("device", "make_optimizer", "rows", "batch_size", "steps"),
+    [
+        *(
+            ("cpu", make, *sizes)
+            for make in (SGD, ADAM)
+            for sizes in ((96, 16, 2), (100, 8, 3), (90, 20, 4), (40, 16, 5))
+        ),
+        ("xla", SGD, 100, 8, 3),
+        ("xla", ADAM, 40, 16, 5),
+    ],
+)
 def test_micro_batches_equal_one_big_batch(
     device: str, make_optimizer: Any, rows: int, batch_size: int, steps: int
 ) -> None:
@@ -93,9 +102,10 @@ CLIPS: dict[str, tuple[float, Callable[..., Any]]] = {
 }
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", CLIPS)
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(
+    ("device", "name", "steps"),
+    [*(("cpu", name, steps) for name in CLIPS for steps in (1, 2)), *(("xla", name, 1) for name in CLIPS)],
+)
 def test_clipping_equals_a_loop_by_hand(device: str, name: str, steps: int) -> None:
     largest, clip = CLIPS[name]
     model, norms = plain(), []
@@ -201,6 +211,15 @@ def test_a_schedule_of_accumulation() -> None:
         trainer.gradient_accumulation_steps = epoch + 1
 
     trainer.fit(class_batches(96, 16), epochs=2, callbacks=[LambdaCallback(on_epoch_begin=schedule)], verbose=0)
+    assert_same_weights(model, reference)
+
+
+def test_a_group_of_parameters_that_is_added_later_is_accumulated_too() -> None:
+    model = plain()
+    reference, expected = by_hand(model, SGD, class_batches(96, 32), epochs=2)
+    trainer = Trainer(model, SGD([model[0].weight]), gradient_accumulation_steps=2, strategy=ON_CPU)
+    trainer.optimizer.add_param_group({"params": [p for p in model.parameters() if p is not model[0].weight]})
+    assert trainer.fit(class_batches(96, 16), epochs=2, verbose=0).history["loss"] == pytest.approx(expected, abs=1e-5)
     assert_same_weights(model, reference)
 
 

@@ -73,8 +73,7 @@ class Stepper:
         if updates.clipping.global_clipnorm is not None:
             for name in map(updates.norm_name, updates.optimizers):
                 self._logged["train"][name] = Mean(name).to(self._strategy.device)
-        trained = [p for optimizer in updates.optimizers.values() for g in optimizer.param_groups for p in g["params"]]
-        self.accumulation = Accumulation(GradientSums(trained, self._strategy.device), 1)
+        self.accumulation = Accumulation(GradientSums(updates.optimizers.values(), self._strategy.device), 1)
         self._padding = padding
         self._precision = precision
         self._batch_rows = 1
@@ -296,7 +295,8 @@ class Stepper:
         self.user_state.recording = True
         try:
             with self._precision.autocast(self._strategy.device):
-                returned = getattr(self._trainer, name)(self._in_precision(batch))
+                given = self._in_precision(batch) if self._precision.name == "bf16" else batch
+                returned = getattr(self._trainer, name)(given)
             outcome = as_outcome(returned, batch, self._batch_rows, name)
             if self._is_real is not None:
                 raise ValueError(
@@ -313,8 +313,10 @@ class Stepper:
 
     def _in_precision(self, batch: Any) -> Any:
         """The batch with its inputs in the precision of the model, its targets and weights as they are."""
+        if isinstance(batch, Batch):
+            return batch._replace(inputs=self._precision.of_inputs(batch.inputs))
         if isinstance(batch, tuple | list) and len(batch) in (2, 3):
-            return Batch(self._precision.of_inputs(batch[0]), *batch[1:]) if self._precision.name == "bf16" else batch
+            return type(batch)([self._precision.of_inputs(batch[0]), *batch[1:]])
         return self._precision.of_inputs(batch)
 
     @torch.no_grad()
