@@ -161,6 +161,30 @@ def test_an_exception_of_a_callback_ends_the_call_and_all_are_told(hook: str) ->
     ]
 
 
+@pytest.mark.parametrize("hook", ["on_epoch_end", "on_train_batch_end", "on_test_batch_begin", "on_train_begin"])
+def test_fit_ends_so(hook: str) -> None:
+    calls: list[Any] = []
+    under_test = trainer(Ending(calls, "a"), Ending(calls, "b", hook), Ending(calls, "c"))
+    with pytest.raises(OSError, match="no space left for b") as raised:
+        under_test.fit(class_batches(rows=16), validation_data=class_batches(rows=16), verbose=0)
+    assert raised.value.__notes__[0] == f"raised by the callback Ending, in {hook}"
+    assert [call[0] for call in calls if call[1] == "on_exception"] == ["a", "b", "c"]
+    ended = ["a"] if hook == "on_train_begin" else ["a", "b", "c"]
+    assert [call[0] for call in calls if call[1] == "on_train_end"] == ended
+    assert under_test.model.training
+
+
+@pytest.mark.parametrize("name", ["evaluate", "predict"])
+def test_evaluate_and_predict_tell_the_callbacks(name: str) -> None:
+    calls: list[Any] = []
+    hook = "on_test_batch_end" if name == "evaluate" else "on_predict_batch_end"
+    under_test = trainer(Ending(calls, "a"), Ending(calls, "b", hook))
+    with pytest.raises(OSError, match="no space left for b"):
+        getattr(under_test, name)(class_batches(rows=16), verbose=0)
+    assert [call[:2] for call in calls] == [("a", "on_exception"), ("b", "on_exception")]
+    assert under_test.model.training
+
+
 def test_on_train_end_runs_once_whatever_fails() -> None:
     calls: list[Any] = []
     callbacks = CallbackList(
