@@ -15,6 +15,7 @@ from xlatrainer.callbacks.backup_and_restore import BackupAndRestore
 from xlatrainer.callbacks.callback import Callback
 from xlatrainer.callbacks.csv_logger import CSVLogger
 from xlatrainer.callbacks.early_stopping import EarlyStopping
+from xlatrainer.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
 from xlatrainer.callbacks.json_logger import JSONLogger
 from xlatrainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
 from xlatrainer.trainer.trainer import Trainer
@@ -66,6 +67,42 @@ def test_it_goes_on_as_if_nothing_had_happened(device: str, save_freq: Any, how:
         assert Path(backup.path).exists() == (step > 0)
     assert losses == expected
     assert (trainer.step, trainer.epoch) == (28, 4)
+
+
+class Interrupts(Callback):
+    """Presses Ctrl-C in a batch of an epoch, and notes the loss of all batches."""
+
+    def __init__(self, losses: dict[tuple[int, int], float], epoch: int = -1, batch: int = -1) -> None:
+        self.losses = losses
+        self.place = (epoch, batch)
+
+    def on_epoch_begin(self, epoch: int, logs: Any) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any) -> None:
+        self.losses[self.epoch, batch] = logs["loss"]
+        if (self.epoch, batch) == self.place:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_within_a_group_of_accumulated_batches(tmp_path: Path) -> None:
+    schedule = {0: 3, 2: 2}
+    expected: dict[tuple[int, int], float] = {}
+    torch.manual_seed(0)
+    undisturbed = small_trainer("xla")
+    train(undisturbed, GradientAccumulationScheduler(schedule), Interrupts(expected))
+    losses: dict[tuple[int, int], float] = {}
+    torch.manual_seed(0)
+    for place in ((0, 1), (2, 2), (-1, -1)):
+        trainer = small_trainer("xla")
+        train(
+            trainer,
+            GradientAccumulationScheduler(schedule),
+            Interrupts(losses, *place),
+            BackupAndRestore(tmp_path),
+        )
+    assert losses == expected
+    assert (trainer.step, trainer.epoch) == (undisturbed.step, 4)
 
 
 def test_a_training_that_was_stopped_has_ended(tmp_path: Path) -> None:

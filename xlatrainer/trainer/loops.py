@@ -70,8 +70,10 @@ def fit_loop(trainer: Trainer, plan: FitPlan, hooks: CallbackList, interruption:
     progress = Progress(plan.batches, plan.validation, trainer.stepper, trainer.strategy)
     trainer.saver.begin_fit(progress, plan.resumed, hooks)
     logs = Logs({}, trainer.strategy)
-    hooks.call("on_train_begin")
     resumed = plan.resumed
+    if resumed is None:
+        trainer.stepper.finish_group()  # which an interrupted training has left
+    hooks.call("on_train_begin")
     if resumed is not None and not resumed.in_epoch:
         trainer.saver.resume(resumed, progress)
     with trainer.strategy.loop(), training(trainer.model):
