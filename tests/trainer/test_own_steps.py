@@ -239,6 +239,21 @@ def test_a_changed_attribute_or_counter_runs_the_python_again() -> None:
     assert history["loss"][0] > 0
 
 
+def test_a_step_that_reads_the_learning_rate_sees_it_change() -> None:
+    class Reading(Trainer):
+        def training_step(self, batch: Any) -> Any:
+            self.log("rate", self.learning_rate)
+            return super().training_step(batch)
+
+    trainer = Reading(classifier(), "sgd", learning_rate=0.5, scheduler=halving)
+    history = trainer.fit(class_batches(96), epochs=3, verbose=0).history
+    assert history["rate"] == history["learning_rate"] == [0.5, 0.25, 0.125]
+
+
+def halving(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+
 def test_state_of_the_subclass_goes_through_replay() -> None:
     class Counting(Trainer):
         total: Tensor

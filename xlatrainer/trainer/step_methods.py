@@ -139,6 +139,8 @@ class StepMethods(ABC):
 
     @property
     def learning_rate(self) -> float:
+        """The current one, of the first param group of the first optimizer."""
+        self._note_read("learning_rate")
         return float(self.optimizer.param_groups[0]["lr"])
 
     @property
@@ -208,9 +210,13 @@ class StepMethods(ABC):
         self._counters["num_examples"] = value
 
     def _counter(self, name: str) -> int:
+        self._note_read(name)
+        return self._counters[name]
+
+    def _note_read(self, name: str) -> None:
+        """A step that reads this number depends on it: when it changes, the step's Python must run."""
         if self.stepper.user_state.recording:
             self.stepper.user_state.read.add(name)
-        return self._counters[name]
 
     @abstractmethod
     def _begin_training(self) -> None:
