@@ -15,6 +15,7 @@ from xlatrainer.callbacks.backup_and_restore import BackupAndRestore
 from xlatrainer.callbacks.callback import Callback
 from xlatrainer.callbacks.csv_logger import CSVLogger
 from xlatrainer.callbacks.early_stopping import EarlyStopping
+from xlatrainer.callbacks.ema import EMA
 from xlatrainer.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
 from xlatrainer.callbacks.json_logger import JSONLogger
 from xlatrainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
@@ -103,6 +104,34 @@ def test_within_a_group_of_accumulated_batches(tmp_path: Path) -> None:
         )
     assert losses == expected
     assert (trainer.step, trainer.epoch) == (undisturbed.step, 4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_that_come_in_the_end_are_not_in_the_backup(device: str, tmp_path: Path) -> None:
+    """An interrupted training has its best or averaged weights in the model; what goes on is the training before."""
+
+    def run(losses: dict[tuple[int, int], float], *place: int) -> Trainer:
+        trainer = small_trainer(device, learning_rate=0.3)
+        train(
+            trainer,
+            Curve(),
+            EarlyStopping(patience=9, restore_best_weights=True),
+            EMA(0.5),
+            Interrupts(losses, *place),
+            BackupAndRestore(tmp_path),
+        )
+        return trainer
+
+    expected: dict[tuple[int, int], float] = {}
+    losses: dict[tuple[int, int], float] = {}
+    torch.manual_seed(0)
+    undisturbed = run(expected)
+    torch.manual_seed(0)
+    run(losses, 2, 3)
+    trainer = run(losses)
+    assert losses == expected
+    for name, value in undisturbed.model.state_dict().items():
+        assert torch.equal(value.cpu(), trainer.model.state_dict()[name].cpu())
 
 
 def test_a_training_that_was_stopped_has_ended(tmp_path: Path) -> None:

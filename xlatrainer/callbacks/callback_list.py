@@ -76,7 +76,11 @@ class CallbackList:
         logs = {} if logs is None else logs
         if hook == "on_epoch_end":
             self._epoch_logs = logs
-        for callback in self.callbacks:
+        # Those that save do so before others put the best or averaged weights into the model.
+        order = (
+            sorted(self.callbacks, key=lambda each: not each.runs_last) if hook == "on_train_end" else self.callbacks
+        )
+        for callback in order:
             if hook == "on_train_end":
                 if callback not in self._in_training:
                     continue
