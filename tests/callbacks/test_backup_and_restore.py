@@ -19,6 +19,7 @@ from xlatrainer.callbacks.ema import EMA
 from xlatrainer.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
 from xlatrainer.callbacks.json_logger import JSONLogger
 from xlatrainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
+from xlatrainer.callbacks.terminate_on_nan import TerminateOnNaN
 from xlatrainer.trainer.trainer import Trainer
 
 
@@ -139,6 +140,20 @@ def test_a_training_that_was_stopped_has_ended(tmp_path: Path) -> None:
     train(trainer, EarlyStopping("loss", min_delta=1.0), BackupAndRestore(tmp_path))
     assert trainer.epoch == 2
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:the loss")
+def test_a_training_that_diverges_leaves_the_last_sound_backup(tmp_path: Path) -> None:
+    class Diverges(Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any) -> None:
+            if epoch == 2:
+                self.trainer.model.get_parameter("3.weight").data.fill_(float("nan"))
+
+    train(small_trainer(), Diverges(), TerminateOnNaN(), BackupAndRestore(tmp_path))
+    sound = small_trainer()
+    sound.load(tmp_path / "backup")
+    assert (sound.step, sound.epoch) == (14, 2)
+    assert all(bool(torch.isfinite(value).all()) for value in sound.model.state_dict().values())
 
 
 def test_a_kept_backup_and_an_explicit_checkpoint(tmp_path: Path) -> None:
