@@ -142,7 +142,7 @@ def test_an_own_step_gets_its_batch_as_it_was_and_its_inputs_in_bfloat16() -> No
     assert history["loss"][-1] < history["loss"][0]
 
 
-@pytest.mark.parametrize(("name", "steps"), [("bf16-mixed", 1), ("fp16-mixed", 1), ("fp16-mixed", 2)])
+@pytest.mark.parametrize(("name", "steps"), [("bf16-mixed", 1), ("fp16-mixed", 2)])
 def test_a_precision_keeps_the_counts(name: str, steps: int) -> None:
     trainer = Trainer(
         plain((101 if name == "bf16-mixed" else 111) + steps),  # whose programs no other test has compiled
@@ -162,18 +162,12 @@ def test_a_precision_keeps_the_counts(name: str, steps: int) -> None:
     assert again["TransferFromDevice"] == 2 * 2  # loss and norm, at the end of each epoch
 
 
-def test_float16_with_accumulation_and_several_steps_in_one_program() -> None:
+def test_float16_with_several_steps_in_one_program() -> None:
     losses = []
     for steps_per_execution in (1, 4):
         trainer = Trainer(plain(), ADAM, precision="fp16-mixed", steps_per_execution=steps_per_execution)
         losses.append(trainer.fit(class_batches(16 * 8), epochs=3, verbose=0).history["loss"])
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-    big = Trainer(plain(), ADAM, precision="fp16-mixed")
-    small = Trainer(plain(), ADAM, precision="fp16-mixed", gradient_accumulation_steps=2)
-    expected = big.fit(class_batches(16 * 8, 32), epochs=2, verbose=0).history["loss"]
-    assert small.fit(class_batches(16 * 8, 16), epochs=2, verbose=0).history["loss"] == pytest.approx(
-        expected, abs=1e-3
-    )
 
 
 def test_the_scale_is_saved() -> None:
