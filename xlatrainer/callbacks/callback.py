@@ -68,6 +68,7 @@ class Callback:
 
     writes_files: bool = False
     runs_last: bool = False
+    num_calls: int = 0  # of `fit`, `evaluate` and `predict` that are going on, one within another
 
     trainer: Trainer
     model: nn.Module

@@ -7,7 +7,7 @@ output of its program: each step is recorded in a function of its own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -234,6 +234,16 @@ class Stepper:
             logged = self._logged["train"].setdefault(name, Mean(name).to(self._strategy.device))
             logged.load_state_dict(own)
         self._strategy.end_step()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Another pass over data in the midst of a training pass, which then goes on as if there had been none."""
+        phase, state = self._phase, self.values_state()
+        try:
+            yield
+        finally:
+            self._phase = phase
+            self.load_values_state(state)
 
     def log(self, name: str, value: Tensor | float) -> None:
         """Take `value` into the mean `name` of this phase, for the rows of the batch of this step."""
