@@ -196,6 +196,8 @@ class Looks(Callback):
         self.epochs.add(self.params["epochs"])
         self.seen.append(self.trainer.evaluate(class_batches(rows=32, seed=9), verbose=0)["loss"])
         self.trainer.predict(torch.zeros(3, 8), verbose=0)
+        self.trainer.test_on_batch(*class_batches(seed=8)[0])
+        self.trainer.predict_on_batch(torch.zeros(3, 8))
 
     def on_train_batch_end(self, batch: int, logs: Any) -> None:
         self.look()

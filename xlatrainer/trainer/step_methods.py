@@ -110,15 +110,15 @@ class StepMethods(ABC):
             The loss and the metrics of this batch alone; reading a value waits for the device.
         """
         self._begin_training()
-        self.stepper.begin("train")
-        with self.strategy.loop(), training(self.model):
+        with self.stepper.aside(), self.strategy.loop(), training(self.model):
+            self.stepper.begin("train")
             return self.stepper.train([_one_batch(x, y, sample_weight)])
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> Logs:
         """The loss and the metrics of one batch, in eval mode; arguments and result as for `train_on_batch`."""
         self.strategy.end_step()
-        self.stepper.begin("test")
-        with self.strategy.loop(), evaluating(self.model), torch.no_grad():
+        with self.stepper.aside(), self.strategy.loop(), evaluating(self.model), torch.no_grad():
+            self.stepper.begin("test")
             return self.stepper.test(_one_batch(x, y, sample_weight))
 
     def predict_on_batch(self, x: Any) -> Any:
@@ -128,8 +128,8 @@ class StepMethods(ABC):
             x: Inputs, or (inputs, targets).
         """
         self.strategy.end_step()
-        self.stepper.begin("predict")
-        with self.strategy.loop(), evaluating(self.model), torch.no_grad():
+        with self.stepper.aside(), self.strategy.loop(), evaluating(self.model), torch.no_grad():
+            self.stepper.begin("predict")
             return self.stepper.predict(plain_batch(x))[0]
 
     @property

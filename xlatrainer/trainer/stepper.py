@@ -237,7 +237,11 @@ class Stepper:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Another pass over data in the midst of a training pass, which then goes on as if there had been none."""
+        """A pass over data of its own: a training pass in whose midst it is then goes on as if there had been none."""
+        progress = self._trainer.saver.progress
+        if progress is None or progress.done is None:
+            yield
+            return
         phase, state = self._phase, self.values_state()
         try:
             yield

@@ -4,7 +4,6 @@ A table of contents: the loops are in `loops`, what a step records in `stepper`,
 what the data arguments mean in `inputs`, where things live in the strategy; saving and loading is in `persistence`.
 """
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -359,7 +358,7 @@ class Trainer(Persistence, StepMethods):
         batches = batches_to_evaluate(self.model, x, y, sample_weight, batch_size=batch_size, steps=steps)
         hooks = self._begin(callbacks, verbose, 1, batches)
         self.strategy.end_step()
-        with hooks.guarded(), self._aside():
+        with hooks.guarded(), self.stepper.aside():
             return dict(evaluate_loop(self, batches, hooks))
 
     def predict(
@@ -390,7 +389,7 @@ class Trainer(Persistence, StepMethods):
         batches = batches_to_predict(self.model, x, batch_size=batch_size, steps=steps)
         hooks = self._begin(callbacks, verbose, 1, batches)
         self.strategy.end_step()
-        with hooks.guarded(), self._aside():
+        with hooks.guarded(), self.stepper.aside():
             return predict_loop(self, batches, hooks)
 
     def find_lr(
@@ -483,11 +482,6 @@ class Trainer(Persistence, StepMethods):
         if self.ema is not None:
             self.ema.start()
         self.strategy.end_step()
-
-    def _aside(self) -> contextlib.AbstractContextManager[None]:
-        """For an `evaluate` or `predict` that a hook calls within an epoch."""
-        progress = self.saver.progress
-        return contextlib.nullcontext() if progress is None or progress.done is None else self.stepper.aside()
 
     def _begin(
         self, callbacks: Sequence[Callback], verbose: str | int, epochs: int, batches: EpochIterator
