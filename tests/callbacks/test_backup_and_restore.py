@@ -15,8 +15,11 @@ from xlatrainer.callbacks.backup_and_restore import BackupAndRestore
 from xlatrainer.callbacks.callback import Callback
 from xlatrainer.callbacks.csv_logger import CSVLogger
 from xlatrainer.callbacks.early_stopping import EarlyStopping
+from xlatrainer.callbacks.ema import EMA
+from xlatrainer.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
 from xlatrainer.callbacks.json_logger import JSONLogger
 from xlatrainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
+from xlatrainer.callbacks.terminate_on_nan import TerminateOnNaN
 from xlatrainer.trainer.trainer import Trainer
 
 
@@ -68,11 +71,89 @@ def test_it_goes_on_as_if_nothing_had_happened(device: str, save_freq: Any, how:
     assert (trainer.step, trainer.epoch) == (28, 4)
 
 
+class Interrupts(Callback):
+    """Presses Ctrl-C in a batch of an epoch, and notes the loss of all batches."""
+
+    def __init__(self, losses: dict[tuple[int, int], float], epoch: int = -1, batch: int = -1) -> None:
+        self.losses = losses
+        self.place = (epoch, batch)
+
+    def on_epoch_begin(self, epoch: int, logs: Any) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any) -> None:
+        self.losses[self.epoch, batch] = logs["loss"]
+        if (self.epoch, batch) == self.place:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_within_a_group_of_accumulated_batches(tmp_path: Path) -> None:
+    schedule = {0: 3, 2: 2}
+    expected: dict[tuple[int, int], float] = {}
+    torch.manual_seed(0)
+    undisturbed = small_trainer("xla")
+    train(undisturbed, GradientAccumulationScheduler(schedule), Interrupts(expected))
+    losses: dict[tuple[int, int], float] = {}
+    torch.manual_seed(0)
+    for place in ((0, 1), (2, 2), (-1, -1)):
+        trainer = small_trainer("xla")
+        train(
+            trainer,
+            GradientAccumulationScheduler(schedule),
+            Interrupts(losses, *place),
+            BackupAndRestore(tmp_path),
+        )
+    assert losses == expected
+    assert (trainer.step, trainer.epoch) == (undisturbed.step, 4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_that_come_in_the_end_are_not_in_the_backup(device: str, tmp_path: Path) -> None:
+    """An interrupted training has its best or averaged weights in the model; what goes on is the training before."""
+
+    def run(losses: dict[tuple[int, int], float], *place: int) -> Trainer:
+        trainer = small_trainer(device, learning_rate=0.3)
+        train(
+            trainer,
+            Curve(),
+            EarlyStopping(patience=9, restore_best_weights=True),
+            EMA(0.5),
+            Interrupts(losses, *place),
+            BackupAndRestore(tmp_path),
+        )
+        return trainer
+
+    expected: dict[tuple[int, int], float] = {}
+    losses: dict[tuple[int, int], float] = {}
+    torch.manual_seed(0)
+    undisturbed = run(expected)
+    torch.manual_seed(0)
+    run(losses, 2, 3)
+    trainer = run(losses)
+    assert losses == expected
+    for name, value in undisturbed.model.state_dict().items():
+        assert torch.equal(value.cpu(), trainer.model.state_dict()[name].cpu())
+
+
 def test_a_training_that_was_stopped_has_ended(tmp_path: Path) -> None:
     trainer = small_trainer(learning_rate=0.0)
     train(trainer, EarlyStopping("loss", min_delta=1.0), BackupAndRestore(tmp_path))
     assert trainer.epoch == 2
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:the loss")
+def test_a_training_that_diverges_leaves_the_last_sound_backup(tmp_path: Path) -> None:
+    class Diverges(Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any) -> None:
+            if epoch == 2:
+                self.trainer.model.get_parameter("3.weight").data.fill_(float("nan"))
+
+    train(small_trainer(), Diverges(), TerminateOnNaN(), BackupAndRestore(tmp_path))
+    sound = small_trainer()
+    sound.load(tmp_path / "backup")
+    assert (sound.step, sound.epoch) == (14, 2)
+    assert all(bool(torch.isfinite(value).all()) for value in sound.model.state_dict().values())
 
 
 def test_a_kept_backup_and_an_explicit_checkpoint(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.helpers import ON_CPU, class_batches, classifier
+from tests.trainer.helpers import DEVICES, ON_CPU, class_batches, classifier, strategy_on
 from xlatrainer.callbacks.callback import Callback
 from xlatrainer.callbacks.callback_list import CallbackList, Hook, stateful_callbacks
 from xlatrainer.callbacks.history import History
@@ -159,6 +159,64 @@ def test_an_exception_of_a_callback_ends_the_call_and_all_are_told(hook: str) ->
         *((label, "on_exception", error) for label in "abc"),
         *((label, "on_train_end", ["loss"] if hook == "on_epoch_end" else []) for label in "abc"),
     ]
+
+
+@pytest.mark.parametrize("hook", ["on_epoch_end", "on_train_batch_end", "on_test_batch_begin", "on_train_begin"])
+def test_fit_ends_so(hook: str) -> None:
+    calls: list[Any] = []
+    under_test = trainer(Ending(calls, "a"), Ending(calls, "b", hook), Ending(calls, "c"))
+    with pytest.raises(OSError, match="no space left for b") as raised:
+        under_test.fit(class_batches(rows=16), validation_data=class_batches(rows=16), verbose=0)
+    assert raised.value.__notes__[0] == f"raised by the callback Ending, in {hook}"
+    assert [call[0] for call in calls if call[1] == "on_exception"] == ["a", "b", "c"]
+    ended = ["a"] if hook == "on_train_begin" else ["a", "b", "c"]
+    assert [call[0] for call in calls if call[1] == "on_train_end"] == ended
+    assert under_test.model.training
+
+
+@pytest.mark.parametrize("name", ["evaluate", "predict"])
+def test_evaluate_and_predict_tell_the_callbacks(name: str) -> None:
+    calls: list[Any] = []
+    hook = "on_test_batch_end" if name == "evaluate" else "on_predict_batch_end"
+    under_test = trainer(Ending(calls, "a"), Ending(calls, "b", hook))
+    with pytest.raises(OSError, match="no space left for b"):
+        getattr(under_test, name)(class_batches(rows=16), verbose=0)
+    assert [call[:2] for call in calls] == [("a", "on_exception"), ("b", "on_exception")]
+    assert under_test.model.training
+
+
+class Looks(Callback):
+    """Evaluates and predicts in every batch and epoch, as one that validates by steps does."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+        self.epochs: set[Any] = set()
+
+    def look(self) -> None:
+        self.epochs.add(self.params["epochs"])
+        self.seen.append(self.trainer.evaluate(class_batches(rows=32, seed=9), verbose=0)["loss"])
+        self.trainer.predict(torch.zeros(3, 8), verbose=0)
+        self.trainer.test_on_batch(*class_batches(seed=8)[0])
+        self.trainer.predict_on_batch(torch.zeros(3, 8))
+
+    def on_train_batch_end(self, batch: int, logs: Any) -> None:
+        self.look()
+
+    def on_epoch_end(self, epoch: int, logs: Any) -> None:
+        self.look()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_evaluation_within_an_epoch_leaves_the_training_as_it_was(device: str) -> None:
+    fit: Any = {"x": class_batches(), "epochs": 3, "validation_data": class_batches(rows=32), "verbose": 0}
+    arguments: Any = {"metrics": ["accuracy"], "strategy": strategy_on(device)}
+    expected = Trainer(classifier(), "sgd", **arguments).fit(**fit).history
+    looks = Looks()
+    under_test = Trainer(classifier(), "sgd", **arguments, callbacks=[looks])
+    assert under_test.fit(**fit).history == expected
+    assert len(set(looks.seen)) == 3 * 7  # the last batch's and the epoch's are the same
+    assert looks.epochs == {3}
+    assert looks.params["epochs"] == 3
 
 
 def test_on_train_end_runs_once_whatever_fails() -> None:

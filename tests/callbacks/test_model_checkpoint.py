@@ -124,6 +124,17 @@ def test_behind_a_url() -> None:
     memory.rm("/runs-of-a-test", recursive=True)
 
 
+@pytest.mark.filterwarnings("ignore:the loss")
+def test_the_last_sound_one_stays_when_a_training_diverges(tmp_path: Path) -> None:
+    class Diverges(Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any) -> None:
+            if epoch == 2:
+                self.trainer.model.get_parameter("3.weight").data.fill_(float("nan"))
+
+    fit_with([1, 1, 1, 1, 1], Diverges(), ModelCheckpoint(tmp_path / "{epoch}", max_to_keep=1))
+    assert names(tmp_path) == ["2", "5"]
+
+
 def test_weights_alone(tmp_path: Path) -> None:
     trainer = small_trainer("xla")
     checkpoint = ModelCheckpoint(tmp_path / "{epoch}.safetensors", save_weights_only=True, max_to_keep=2)

@@ -77,7 +77,7 @@ def test_all_kinds_of_data_train_alike(kind: str) -> None:
     assert history.history["accuracy"] == pytest.approx(expected["accuracy"])
 
 
-@pytest.mark.parametrize("kind", set(KINDS) - {"generator"})
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"generator"}))
 def test_all_kinds_of_data_are_evaluated_and_predicted_alike(kind: str) -> None:
     model = classifier()
     trainer = trainer_of(model, metrics=["accuracy"])
@@ -221,6 +221,24 @@ def test_steps_per_epoch_go_on_through_the_data() -> None:
 
     history = trainer_of(Note()).fit(batches, epochs=3, steps_per_epoch=2, verbose=0)
     assert (seen, history.params["steps"]) == ([0, 1, 2, 3, 4, 0], 2)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_not_one_batch_more_is_drawn_than_is_used(steps_per_execution: int) -> None:
+    drawn: list[int] = []
+
+    def batches() -> Iterator[Any]:
+        for number in itertools.count():
+            drawn.append(number)
+            yield X[:8], Y[:8]
+
+    trainer = trainer_of(steps_per_execution=steps_per_execution)
+    trainer.fit(batches(), steps_per_epoch=7, max_steps=6, verbose=0)
+    assert (len(drawn), trainer.step) == (6, 6)
+    generator = batches()
+    drawn.clear()
+    trainer.fit(generator, epochs=2, steps_per_epoch=3, validation_data=generator, validation_steps=2, verbose=0)
+    assert len(drawn) == 2 * (3 + 2)
 
 
 def test_an_iterator_that_runs_dry_ends_the_training() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.trainer.killed_training import train
 from xlatrainer.trainer.checkpoints.files import read_checkpoint
+from xlatrainer.trainer.interruption import EXIT_CODE
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 180.0  # seconds for what takes a few; only a hang gets there
@@ -32,16 +33,16 @@ def start(folder: Path, steps: int, workers: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
 
 
-def kill_at_a_random_moment(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Some time after the process has recorded its first step."""
+def stop_at_a_random_moment(process: subprocess.Popen[bytes], folder: Path, number: signal.Signals) -> None:
+    """Some time after the process has recorded its first step, with SIGKILL or SIGTERM."""
     recorded = len(losses_in(folder))
     deadline = time.monotonic() + DEADLINE
     while process.poll() is None and len(losses_in(folder)) == recorded and time.monotonic() < deadline:
         time.sleep(0.005)
     time.sleep(random.random() * 0.4)
     assert process.poll() is None, (folder / "output").read_text()
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.send_signal(number)
+    assert process.wait(DEADLINE) == (-number if number == signal.SIGKILL else EXIT_CODE)
 
 
 def check_checkpoints(folder: Path) -> list[int]:
@@ -50,10 +51,10 @@ def check_checkpoints(folder: Path) -> list[int]:
     return [int(read_checkpoint(path).about["step"]) for path in saved]
 
 
-def survive(tmp_path: Path, kills: int, steps: int, workers: int) -> None:
+def survive(tmp_path: Path, kills: int, steps: int, workers: int, preempted: bool = False) -> None:
     undisturbed = tmp_path / "undisturbed"
     undisturbed.mkdir()
-    train(undisturbed, steps, 0 if workers == 0 else workers, seconds=0.0)
+    train(undisturbed, steps, workers, seconds=0.0)
     expected = losses_in(undisturbed)
     assert [step for step, _ in expected] == list(range(1, steps + 1))
     folder = tmp_path / "killed"
@@ -63,11 +64,14 @@ def survive(tmp_path: Path, kills: int, steps: int, workers: int) -> None:
         before = check_checkpoints(folder)
         process = start(folder, steps, workers)
         recorded = len(losses_in(folder))
-        kill_at_a_random_moment(process, folder)
+        stop_at_a_random_moment(process, folder, signal.SIGKILL)
         first_step = losses_in(folder)[recorded][0]
         assert first_step == (max(before) + 1 if before else 1)  # it went on from the newest one
         resumed += first_step > 1
     assert resumed >= kills - 1
+    if preempted:
+        stop_at_a_random_moment(start(folder, steps, workers), folder, signal.SIGTERM)
+        assert max(check_checkpoints(folder)) == losses_in(folder)[-1][0]  # not a step is lost
     process = start(folder, steps, workers)
     assert process.wait(DEADLINE) == 0, (folder / "output").read_text()
     curve: dict[int, str] = dict(expected)
@@ -88,4 +92,4 @@ def test_killed_twice(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_killed_twenty_times(tmp_path: Path) -> None:
-    survive(tmp_path, kills=20, steps=900, workers=2)
+    survive(tmp_path, kills=20, steps=900, workers=2, preempted=True)

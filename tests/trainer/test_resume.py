@@ -20,6 +20,7 @@ from xlatrainer.callbacks.history import History
 from xlatrainer.callbacks.lambda_callback import LambdaCallback
 from xlatrainer.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
 from xlatrainer.errors import CheckpointError
+from xlatrainer.trainer.checkpoints.files import read_manifest
 from xlatrainer.trainer.trainer import Trainer
 
 EPOCHS = 3
@@ -259,8 +260,10 @@ def test_stopped_outside_of_the_training_batches(during: str, tmp_path: Path) ->
 def test_a_training_that_has_ended_is_not_repeated(tmp_path: Path) -> None:
     _, unbroken = fit(trainer_on("cpu", output_dir=tmp_path), rows())
     again = trainer_on("cpu", output_dir=tmp_path)
+    written = (tmp_path / "checkpoints" / "step_00000021").stat().st_ino
     losses, history = fit(again, rows(), seed=8, resume_from="last")
     assert losses == []
+    assert (tmp_path / "checkpoints" / "step_00000021").stat().st_ino == written
     assert again.epoch == EPOCHS
     assert history.history == unbroken.history
 
@@ -276,6 +279,15 @@ def test_an_interrupted_training_may_be_saved_later(tmp_path: Path) -> None:
     second, history = fit(trainer_on("cpu"), rows(), seed=8, resume_from=tmp_path / "later")
     assert first + second == expected
     assert history.history == unbroken.history
+
+
+def test_a_place_is_forgotten_with_a_load(tmp_path: Path) -> None:
+    trainer = trainer_on("cpu")
+    trainer.save(tmp_path / "new")
+    fit(trainer, rows(), 9)
+    trainer.load(tmp_path / "new")
+    trainer.save(tmp_path / "again")
+    assert not read_manifest(tmp_path / "again")["in_epoch"]
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:

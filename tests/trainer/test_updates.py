@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.trainer.helpers import DEVICES, ON_CPU, Batches, class_batches, strategy_on
+from tests.trainer.helpers import ON_CPU, Batches, class_batches, strategy_on
 from tests.trainer.test_fit_counts import counted
 from xlatrainer.callbacks.callback import Callback
 from xlatrainer.callbacks.lambda_callback import LambdaCallback
@@ -59,9 +59,18 @@ def assert_same_weights(model: nn.Module, reference: nn.Module) -> None:
         torch.testing.assert_close(model.state_dict()[name].cpu(), value, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("make_optimizer", [SGD, ADAM])
-@pytest.mark.parametrize(("rows", "batch_size", "steps"), [(96, 16, 2), (100, 8, 3), (90, 20, 4), (40, 16, 5)])
+@pytest.mark.parametrize(
+    ("device", "make_optimizer", "rows", "batch_size", "steps"),
+    [
+        *(
+            ("cpu", make, *sizes)
+            for make in (SGD, ADAM)
+            for sizes in ((96, 16, 2), (100, 8, 3), (90, 20, 4), (40, 16, 5))
+        ),
+        ("xla", SGD, 100, 8, 3),
+        ("xla", ADAM, 40, 16, 5),
+    ],
+)
 def test_micro_batches_equal_one_big_batch(
     device: str, make_optimizer: Any, rows: int, batch_size: int, steps: int
 ) -> None:
@@ -93,9 +102,10 @@ CLIPS: dict[str, tuple[float, Callable[..., Any]]] = {
 }
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", CLIPS)
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize(
+    ("device", "name", "steps"),
+    [*(("cpu", name, steps) for name in CLIPS for steps in (1, 2)), *(("xla", name, 1) for name in CLIPS)],
+)
 def test_clipping_equals_a_loop_by_hand(device: str, name: str, steps: int) -> None:
     largest, clip = CLIPS[name]
     model, norms = plain(), []
@@ -140,20 +150,17 @@ def test_max_steps_counts_updates() -> None:
     assert trainer.fit(class_batches(96, 16), max_steps=5, verbose=0).epoch == []
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_group_goes_on_from_its_saved_state(device: str) -> None:
+def test_a_group_goes_on_from_its_saved_state() -> None:
     batches = class_batches(64, 16)
-    whole = Trainer(plain(), ADAM, gradient_accumulation_steps=4, strategy=strategy_on(device))
+    whole = Trainer(plain(), ADAM, gradient_accumulation_steps=4, strategy=ON_CPU)
     whole.fit(batches, verbose=0)
-    first, second = (
-        Trainer(plain(), ADAM, gradient_accumulation_steps=4, strategy=strategy_on(device)) for _ in range(2)
-    )
+    first, second = (Trainer(plain(), ADAM, gradient_accumulation_steps=4, strategy=ON_CPU) for _ in range(2))
     for batch in batches[:3]:
         first.train_on_batch(batch)
     second.stateful_parts()["accumulation"].load_state_dict(first.stateful_parts()["accumulation"].state_dict())
     second.train_on_batch(batches[3])
     assert (first.step, second.step) == (0, 1)
-    assert_same_weights(second.model, whole.model.cpu())
+    assert_same_weights(second.model, whole.model)
     with pytest.raises(ValueError, match="may only change between updates"):
         first.gradient_accumulation_steps = 2
 
@@ -171,10 +178,10 @@ def test_accumulation_and_clipping_are_two_programs_however_many_batches_make_a_
             trainer.fit(class_batches(16 * 24, 16), epochs=2, verbose=0)
         assert (again["Execute"], again["UncachedCompile"], again["Replay"]) == (48, 0, 48)
         assert again["TransferFromDevice"] == 2 * 2  # loss and norm, at the end of each epoch
-        with counted() as cut_short:
-            trainer.fit(class_batches(16 * (steps + 1), 16), epochs=2, verbose=0)
-        assert (cut_short["Execute"], cut_short["UncachedCompile"]) == (2 * (steps + 2), 1)
     assert compiled == [2, 2]
+    with counted() as cut_short:
+        trainer.fit(class_batches(16 * (steps + 1), 16), epochs=2, verbose=0)
+    assert (cut_short["Execute"], cut_short["UncachedCompile"]) == (2 * (steps + 2), 1)
 
 
 def test_accumulation_with_several_steps_in_one_program() -> None:
@@ -201,6 +208,15 @@ def test_a_schedule_of_accumulation() -> None:
         trainer.gradient_accumulation_steps = epoch + 1
 
     trainer.fit(class_batches(96, 16), epochs=2, callbacks=[LambdaCallback(on_epoch_begin=schedule)], verbose=0)
+    assert_same_weights(model, reference)
+
+
+def test_a_group_of_parameters_that_is_added_later_is_accumulated_too() -> None:
+    model = plain()
+    reference, expected = by_hand(model, SGD, class_batches(96, 32), epochs=2)
+    trainer = Trainer(model, SGD([model[0].weight]), gradient_accumulation_steps=2, strategy=ON_CPU)
+    trainer.optimizer.add_param_group({"params": [p for p in model.parameters() if p is not model[0].weight]})
+    assert trainer.fit(class_batches(96, 16), epochs=2, verbose=0).history["loss"] == pytest.approx(expected, abs=1e-5)
     assert_same_weights(model, reference)
 
 

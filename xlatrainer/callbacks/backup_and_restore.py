@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from datetime import timedelta
 
@@ -16,6 +17,7 @@ class BackupAndRestore(Callback):
 
     For programs that may be killed and are then simply started again: `fit` needs no `resume_from`. Pass the same data
     and arguments. The backup is one checkpoint, replaced as a whole, and deleted when the training has come to its end.
+    From a loss on that is not finite it is neither replaced nor deleted.
 
     Args:
         backup_dir: A folder or a URL that fsspec knows, for this training alone; the checkpoint is `backup` in it.
@@ -52,11 +54,11 @@ class BackupAndRestore(Callback):
 
     def on_train_batch_end(self, batch: int, logs: LogValues) -> None:
         if not self.frequency.is_epoch and self.frequency.is_due(self.trainer.step):
-            self._save()
+            self._save(logs)
 
     def on_epoch_end(self, epoch: int, logs: LogValues) -> None:
         if self.frequency.is_epoch:
-            self._save()
+            self._save(logs)
 
     def on_exception(self, error: BaseException) -> None:
         self._failed = True
@@ -65,10 +67,15 @@ class BackupAndRestore(Callback):
         if self._failed:
             return
         if not self.trainer.stop_training and self.trainer.epoch < self.params["epochs"]:
-            self._save()  # it was interrupted
-        elif self.delete_checkpoint and self._has_saved:
+            self._save(logs)  # it was interrupted
+        elif self.delete_checkpoint and self._has_saved and _is_sound(logs):
             self.trainer.saver.remove(self.path)
 
-    def _save(self) -> None:
-        self.trainer.save(self.path)
-        self._has_saved = True
+    def _save(self, logs: LogValues) -> None:
+        if _is_sound(logs):
+            self.trainer.save(self.path)
+            self._has_saved = True
+
+
+def _is_sound(logs: LogValues) -> bool:
+    return "loss" not in logs or math.isfinite(logs["loss"])

@@ -67,6 +67,8 @@ class CallbackList:
                     f"pass it to Trainer or to fit, not to both"
                 )
         self.callbacks = tuple(sorted(self.callbacks, key=lambda callback: callback.runs_last))
+        # An `evaluate` in a hook of a `fit` calls the Trainer's callbacks, which then go on with the fit.
+        self._outer_params = [(each, each.params) for each in self.callbacks if each.num_calls]
         for callback in self.callbacks:
             callback.set_trainer(trainer)
             callback.set_params(params)
@@ -76,7 +78,11 @@ class CallbackList:
         logs = {} if logs is None else logs
         if hook == "on_epoch_end":
             self._epoch_logs = logs
-        for callback in self.callbacks:
+        # Those that save do so before others put the best or averaged weights into the model.
+        order = (
+            sorted(self.callbacks, key=lambda each: not each.runs_last) if hook == "on_train_end" else self.callbacks
+        )
+        for callback in order:
             if hook == "on_train_end":
                 if callback not in self._in_training:
                     continue
@@ -102,6 +108,8 @@ class CallbackList:
         After an exception every callback has its `on_exception`, and those in training have their `on_train_end`, with
         the logs of the last whole epoch. What fails meanwhile is noted on the exception, which then goes on.
         """
+        for callback in self.callbacks:
+            callback.num_calls += 1
         try:
             yield
         except BaseException as error:
@@ -111,6 +119,11 @@ class CallbackList:
                 callback = self._in_training.pop(0)
                 _clean_up(error, callback, "on_train_end", self._epoch_logs)
             raise
+        finally:
+            for callback in self.callbacks:
+                callback.num_calls -= 1
+            for callback, outer in self._outer_params:
+                callback.set_params(outer)
 
 
 def stateful_callbacks(callbacks: Iterable[Callback]) -> dict[str, Callback]:

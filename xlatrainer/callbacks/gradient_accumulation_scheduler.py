@@ -28,13 +28,15 @@ class GradientAccumulationScheduler(Callback):
         if not scheduling or min(scheduling) < 0 or min(scheduling.values()) < 1:
             raise ValueError(f"scheduling maps epochs, from 0, to numbers of batches, from 1; got {dict(scheduling)}")
         self.scheduling = dict(sorted(scheduling.items()))
+        self._before: int | None = None
 
     def steps_in(self, epoch: int) -> int | None:
         """The batches for one update in this epoch; None before the first one that is named."""
         return next((steps for first, steps in reversed(self.scheduling.items()) if first <= epoch), None)
 
     def on_train_begin(self, logs: LogValues) -> None:
-        self._before = self.trainer.gradient_accumulation_steps
+        if self._before is None:
+            self._before = self.trainer.gradient_accumulation_steps
 
     def on_epoch_begin(self, epoch: int, logs: LogValues) -> None:
         steps = self.steps_in(epoch)
@@ -42,5 +44,8 @@ class GradientAccumulationScheduler(Callback):
             self.trainer.gradient_accumulation_steps = steps
 
     def on_train_end(self, logs: LogValues) -> None:
+        if self._before is None or self.trainer.stepper.accumulation.position:
+            return  # interrupted within a group, which has its number until the training goes on
         if self.trainer.gradient_accumulation_steps != self._before:
             self.trainer.gradient_accumulation_steps = self._before
+        self._before = None

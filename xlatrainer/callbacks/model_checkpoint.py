@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import string
 from dataclasses import dataclass
@@ -21,12 +22,14 @@ __all__ = ["ModelCheckpoint"]
 class _Written:
     path: str
     value: float | None
+    is_sound: bool
 
 
 class ModelCheckpoint(PerFitCallback):
     """Saves the Trainer's state, or the weights alone, every epoch, every so many steps or every so often.
 
-    It is called after the other callbacks, whose state is in the file. What an earlier run wrote is never deleted.
+    It is called after the other callbacks, whose state is in the file. What an earlier run wrote is never deleted, nor
+    is the newest file from before a loss that is not finite.
 
     Args:
         filepath: Where, as for `trainer.save`: a folder or a URL that fsspec knows. Names in braces are filled in:
@@ -144,7 +147,9 @@ class ModelCheckpoint(PerFitCallback):
         if self.async_save:
             self._delete_the_rest()  # of what is complete by now
         self._save(path)
-        self._written = [written for written in self._written if written.path != path] + [_Written(path, value)]
+        self._written = [written for written in self._written if written.path != path] + [
+            _Written(path, value, "loss" not in logs or math.isfinite(logs["loss"]))
+        ]
         if not self.async_save:
             self._delete_the_rest()
 
@@ -183,6 +188,8 @@ class ModelCheckpoint(PerFitCallback):
             sign = -1 if self.monitor.higher_is_better else 1
             comparable = [one for one in self._written if one.value is not None and one.value == one.value]
             keep = keep + sorted(comparable, key=lambda one: sign * (one.value or 0.0))[: self.save_top_k]
+        sound = [one for one in self._written if one.is_sound]
+        keep = keep + sound[-1:]
         self.trainer.wait_for_saves()
         for written in self._written:
             if written not in keep:

@@ -102,6 +102,8 @@ def is_endless(batches: Iterable[Any]) -> bool:
 
 def _rows(x: Any, y: Any, sample_weight: Any, batch_size: int, shuffle: bool, argument: str) -> RowBatches:
     """Tensors and arrays in batches."""
+    if isinstance(y, int):
+        raise TypeError(f"y must be the targets of {argument}, got {y}; for a number of epochs write epochs={y}")
     parts = {argument: x, "y": y, "sample_weight": sample_weight}
     for name, part in parts.items():
         if _is_table(part):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 __all__ = ["Accumulation", "GradientSums"]
 
@@ -20,37 +21,42 @@ class GradientSums:
     """Sums of gradients, weighted by rows, on the device.
 
     Args:
-        parameters: Whose gradients are summed. One that never gets a gradient has no sum, and stays without gradient.
+        optimizers: Whose parameters' gradients are summed, those of groups that are added later too. One that never
+            gets a gradient has no sum, and stays without gradient.
         device: Where `rows` is kept.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], device: torch.device) -> None:
-        self.parameters = list(parameters)
-        self.sums: list[Tensor | None] = [None] * len(self.parameters)
+    def __init__(self, optimizers: Iterable[Optimizer], device: torch.device) -> None:
+        self._optimizers = list(optimizers)
+        self.sums: dict[nn.Parameter, Tensor] = {}
         self.rows = torch.zeros(()).to(device)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters of the optimizers."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return [parameter for group in groups for parameter in group["params"]]
 
     @torch.no_grad()
     def add(self, rows: int) -> None:
         """Take in the gradients of `rows` rows and drop them."""
-        for index, parameter in enumerate(self.parameters):
+        for parameter in self.parameters:
             if parameter.grad is None:
                 continue
-            total = self.sums[index]
-            if total is None:
+            if parameter not in self.sums:
                 # Zeros from the host: made on a lazy device, they would make the first step a program of its own.
                 dtype = torch.promote_types(parameter.grad.dtype, torch.float32)
-                total = self.sums[index] = torch.zeros(parameter.shape, dtype=dtype).to(parameter.device)
-            total.add_(parameter.grad, alpha=rows)
+                self.sums[parameter] = torch.zeros(parameter.shape, dtype=dtype).to(parameter.device)
+            self.sums[parameter].add_(parameter.grad, alpha=rows)
             parameter.grad = None
         self.rows.add_(rows)
 
     @torch.no_grad()
     def take(self) -> None:
         """Give each parameter the mean over the rows as its gradient, and start anew."""
-        for parameter, total in zip(self.parameters, self.sums, strict=True):
-            if total is not None:
-                parameter.grad = (total / self.rows).to(parameter.dtype)
-                total.zero_()
+        for parameter, total in self.sums.items():
+            parameter.grad = (total / self.rows).to(parameter.dtype)
+            total.zero_()
         self.rows.zero_()
 
 
@@ -104,7 +110,7 @@ class Accumulation:
 
     def state_dict(self) -> dict[str, Any]:
         """The sums of a group that is not whole yet, and how much of it is done."""
-        sums = [None if total is None or not self.position else total for total in self.sums.sums]
+        sums = [self.sums.sums.get(parameter) if self.position else None for parameter in self.sums.parameters]
         return {"position": self.position, "rows": self.sums.rows, "sums": sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -113,17 +119,17 @@ class Accumulation:
         Raises:
             ValueError: If it has another number of parameters.
         """
-        if len(state["sums"]) != len(self.sums.parameters):
+        parameters = self.sums.parameters
+        if len(state["sums"]) != len(parameters):
             raise ValueError(
-                f"the state holds gradients of {len(state['sums'])} parameters, the model has "
-                f"{len(self.sums.parameters)}; create the Trainer with the same model and frozen parameters"
+                f"the state holds gradients of {len(state['sums'])} parameters, the optimizers have {len(parameters)}; "
+                f"create the Trainer with the same model and frozen parameters"
             )
         self.position = state["position"]
-        device = self.sums.rows.device
-        self.sums.rows = state["rows"].to(device, copy=True)
-        for index, total in enumerate(state["sums"]):
-            old = self.sums.sums[index]
+        self.sums.rows = state["rows"].to(self.sums.rows.device, copy=True)
+        for parameter, total in zip(parameters, state["sums"], strict=True):
+            old = self.sums.sums.get(parameter)
             if total is not None:
-                self.sums.sums[index] = total.to(device, copy=True)
+                self.sums.sums[parameter] = total.to(parameter.device, copy=True)
             elif old is not None:
-                self.sums.sums[index] = torch.zeros(old.shape, dtype=old.dtype).to(device)
+                self.sums.sums[parameter] = torch.zeros(old.shape, dtype=old.dtype).to(parameter.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,8 +70,10 @@ def fit_loop(trainer: Trainer, plan: FitPlan, hooks: CallbackList, interruption:
     progress = Progress(plan.batches, plan.validation, trainer.stepper, trainer.strategy)
     trainer.saver.begin_fit(progress, plan.resumed, hooks)
     logs = Logs({}, trainer.strategy)
-    hooks.call("on_train_begin")
     resumed = plan.resumed
+    if resumed is None:
+        trainer.stepper.finish_group()  # which an interrupted training has left
+    hooks.call("on_train_begin")
     if resumed is not None and not resumed.in_epoch:
         trainer.saver.resume(resumed, progress)
     with trainer.strategy.loop(), training(trainer.model):
@@ -112,17 +115,15 @@ def _train_epoch(trainer: Trainer, plan: FitPlan, hooks: CallbackList, interrupt
     assert progress is not None
     logs = None
     progress.drawing = True
-    for group in grouped(plan.batches, trainer.steps_per_execution):
+    left = None if plan.max_steps is None else trainer.stepper.batches_until(plan.max_steps)
+    for group in grouped(islice(plan.batches, left), trainer.steps_per_execution):
         progress.drawing = False
         hooks.call("on_train_batch_begin", group[0][0])
-        batches = [batch for _, batch in group]
-        if plan.max_steps is not None:
-            batches = batches[: trainer.stepper.batches_until(plan.max_steps)]
-        logs = trainer.stepper.train(batches)
-        progress.done = group[len(batches) - 1][0] + 1
+        logs = trainer.stepper.train([batch for _, batch in group])
+        progress.done = group[-1][0] + 1
         trainer.strategy.run_closures()
         trainer.stop_training |= plan.max_steps is not None and trainer.step >= plan.max_steps
-        hooks.call("on_train_batch_end", group[len(batches) - 1][0], logs=logs)
+        hooks.call("on_train_batch_end", group[-1][0], logs=logs)
         trainer.saver.after_batch()
         if trainer.stop_training or interruption.asked:
             break

@@ -7,8 +7,8 @@ before.
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +41,19 @@ def recompute_in_backward(model: nn.Module, classes: Sequence[type[nn.Module]]) 
             raise ValueError(f"gradient_checkpointing: the model has no {cls.__name__}; it has {', '.join(found)}")
     for module in model.modules():
         if isinstance(module, tuple(classes)):
-            module.forward = partial(_call, module, module.forward)
+            module.forward = _Forward(module)
+
+
+class _Forward:
+    """A module's `forward` whose activations are computed again; an object, so that a copied model has its own."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.original = module.forward
+        self.__signature__ = inspect.signature(module.forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _call(self.module, self.original, *args, **kwargs)
 
 
 def _call(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

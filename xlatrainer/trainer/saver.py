@@ -110,8 +110,7 @@ class Saver:
 
     def _save_here(self, *, in_background: bool) -> None:
         """Save into the folder of checkpoints under the number of the step, unless that was done."""
-        step = self._trainer.step
-        place = (step, self._trainer.epoch, None if self.progress is None else self.progress.done)
+        step, place = self._trainer.step, self._place()
         if self._folder is None or place == self._saved_at:
             return
         folder = self._folder
@@ -130,6 +129,10 @@ class Saver:
             write()
             self._written(path)
         self._saved_at = place
+
+    def _place(self) -> tuple[int, int, int | None]:
+        """What tells two moments of a training apart."""
+        return self._trainer.step, self._trainer.epoch, None if self.progress is None else self.progress.done
 
     # what the loop calls
 
@@ -243,6 +246,7 @@ class Saver:
 
     def load(self, path: str | os.PathLike[str], *, strict: bool, names: NameMap | None) -> Loaded:
         """Load model, optimizers and counters; see `Trainer.load`."""
+        self.progress = None
         return load_state(self._trainer, read(path), strict=strict, names=names, everything=False)
 
     def save_weights(self, path: str | os.PathLike[str]) -> None:
@@ -263,6 +267,8 @@ class Saver:
         """Set everything to what it was; called once the hooks that had been called before it was saved were called."""
         load_state(self._trainer, saved, everything=True)
         load_progress(saved, progress)
+        if self._folder is not None and saved.path == self._folder.path_of(self._trainer.step):
+            self._saved_at = self._place()  # nothing is to be saved before the next step
         if self._hooks is not None:
             self._hooks.loaded(saved.path)
 

@@ -110,15 +110,15 @@ class StepMethods(ABC):
             The loss and the metrics of this batch alone; reading a value waits for the device.
         """
         self._begin_training()
-        self.stepper.begin("train")
-        with self.strategy.loop(), training(self.model):
+        with self.stepper.aside(), self.strategy.loop(), training(self.model):
+            self.stepper.begin("train")
             return self.stepper.train([_one_batch(x, y, sample_weight)])
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None) -> Logs:
         """The loss and the metrics of one batch, in eval mode; arguments and result as for `train_on_batch`."""
         self.strategy.end_step()
-        self.stepper.begin("test")
-        with self.strategy.loop(), evaluating(self.model), torch.no_grad():
+        with self.stepper.aside(), self.strategy.loop(), evaluating(self.model), torch.no_grad():
+            self.stepper.begin("test")
             return self.stepper.test(_one_batch(x, y, sample_weight))
 
     def predict_on_batch(self, x: Any) -> Any:
@@ -128,8 +128,8 @@ class StepMethods(ABC):
             x: Inputs, or (inputs, targets).
         """
         self.strategy.end_step()
-        self.stepper.begin("predict")
-        with self.strategy.loop(), evaluating(self.model), torch.no_grad():
+        with self.stepper.aside(), self.strategy.loop(), evaluating(self.model), torch.no_grad():
+            self.stepper.begin("predict")
             return self.stepper.predict(plain_batch(x))[0]
 
     @property
@@ -139,6 +139,8 @@ class StepMethods(ABC):
 
     @property
     def learning_rate(self) -> float:
+        """The current one, of the first param group of the first optimizer."""
+        self._note_read("learning_rate")
         return float(self.optimizer.param_groups[0]["lr"])
 
     @property
@@ -208,9 +210,13 @@ class StepMethods(ABC):
         self._counters["num_examples"] = value
 
     def _counter(self, name: str) -> int:
+        self._note_read(name)
+        return self._counters[name]
+
+    def _note_read(self, name: str) -> None:
+        """A step that reads this number depends on it: when it changes, the step's Python must run."""
         if self.stepper.user_state.recording:
             self.stepper.user_state.read.add(name)
-        return self._counters[name]
 
     @abstractmethod
     def _begin_training(self) -> None:

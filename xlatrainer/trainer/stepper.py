@@ -7,7 +7,7 @@ output of its program: each step is recorded in a function of its own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -73,8 +73,7 @@ class Stepper:
         if updates.clipping.global_clipnorm is not None:
             for name in map(updates.norm_name, updates.optimizers):
                 self._logged["train"][name] = Mean(name).to(self._strategy.device)
-        trained = [p for optimizer in updates.optimizers.values() for g in optimizer.param_groups for p in g["params"]]
-        self.accumulation = Accumulation(GradientSums(trained, self._strategy.device), 1)
+        self.accumulation = Accumulation(GradientSums(updates.optimizers.values(), self._strategy.device), 1)
         self._padding = padding
         self._precision = precision
         self._batch_rows = 1
@@ -236,6 +235,20 @@ class Stepper:
             logged.load_state_dict(own)
         self._strategy.end_step()
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """A pass over data of its own: a training pass in whose midst it is then goes on as if there had been none."""
+        progress = self._trainer.saver.progress
+        if progress is None or progress.done is None:
+            yield
+            return
+        phase, state = self._phase, self.values_state()
+        try:
+            yield
+        finally:
+            self._phase = phase
+            self.load_values_state(state)
+
     def log(self, name: str, value: Tensor | float) -> None:
         """Take `value` into the mean `name` of this phase, for the rows of the batch of this step."""
         if not self.user_state.recording:
@@ -296,7 +309,8 @@ class Stepper:
         self.user_state.recording = True
         try:
             with self._precision.autocast(self._strategy.device):
-                returned = getattr(self._trainer, name)(self._in_precision(batch))
+                given = self._in_precision(batch) if self._precision.name == "bf16" else batch
+                returned = getattr(self._trainer, name)(given)
             outcome = as_outcome(returned, batch, self._batch_rows, name)
             if self._is_real is not None:
                 raise ValueError(
@@ -313,8 +327,10 @@ class Stepper:
 
     def _in_precision(self, batch: Any) -> Any:
         """The batch with its inputs in the precision of the model, its targets and weights as they are."""
+        if isinstance(batch, Batch):
+            return batch._replace(inputs=self._precision.of_inputs(batch.inputs))
         if isinstance(batch, tuple | list) and len(batch) in (2, 3):
-            return Batch(self._precision.of_inputs(batch[0]), *batch[1:]) if self._precision.name == "bf16" else batch
+            return type(batch)([self._precision.of_inputs(batch[0]), *batch[1:]])
         return self._precision.of_inputs(batch)
 
     @torch.no_grad()

@@ -358,7 +358,7 @@ class Trainer(Persistence, StepMethods):
         batches = batches_to_evaluate(self.model, x, y, sample_weight, batch_size=batch_size, steps=steps)
         hooks = self._begin(callbacks, verbose, 1, batches)
         self.strategy.end_step()
-        with hooks.guarded():
+        with hooks.guarded(), self.stepper.aside():
             return dict(evaluate_loop(self, batches, hooks))
 
     def predict(
@@ -389,7 +389,7 @@ class Trainer(Persistence, StepMethods):
         batches = batches_to_predict(self.model, x, batch_size=batch_size, steps=steps)
         hooks = self._begin(callbacks, verbose, 1, batches)
         self.strategy.end_step()
-        with hooks.guarded():
+        with hooks.guarded(), self.stepper.aside():
             return predict_loop(self, batches, hooks)
 
     def find_lr(

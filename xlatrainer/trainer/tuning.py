@@ -137,6 +137,7 @@ def _as_it_was(trainer: Trainer) -> Iterator[None]:
     content = collect(trainer, None, "")()
     before = random_states()
     stopping, accumulation = trainer.stop_training, trainer.gradient_accumulation_steps
+    trainer.stepper.accumulation.position = 0  # of a group that is not whole, which is kept with its sums
     try:
         yield
     finally:

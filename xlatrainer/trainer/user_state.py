@@ -17,7 +17,7 @@ class UserState:
 
     Attributes:
         attributes: The attributes by name, always the same dict.
-        read: Counters of the Trainer that a step has read ("step", "epoch"): it depends on them from then on.
+        read: Numbers of the Trainer that a step has read ("step", "learning_rate"): it depends on them from then on.
     """
 
     def __init__(self, owner: Any) -> None:
@@ -34,7 +34,7 @@ class UserState:
     def gather(self) -> None:
         """Bring `attributes` to what the owner has."""
         now = {name: value for name, value in vars(self._owner).items() if name not in self._own}
-        now.update((f"the counter {name}", getattr(self._owner, name)) for name in sorted(self.read))
+        now.update((f"the Trainer's {name}", getattr(self._owner, name)) for name in sorted(self.read))
         for name in [name for name in self.attributes if name not in now]:
             del self.attributes[name]
         self.attributes.update(now)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from xlatrainer.trainer.checkpoints import background
 from xlatrainer.trainer.checkpoints.background import BackgroundWriter
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_one_after_the_other_and_waited_for() -> None:
@@ -45,14 +44,16 @@ def test_an_error_is_raised_once_by_the_next_call() -> None:
 
 def test_a_process_that_ends_finishes_the_write_and_reports_the_error(tmp_path: Path) -> None:
     code = (
-        "import sys, time, pathlib\n"
-        "from xlatrainer.trainer.checkpoints.background import BackgroundWriter\n"
-        "first, second = BackgroundWriter(), BackgroundWriter()\n"
+        "import importlib.util, sys, time, pathlib\n"
+        "spec = importlib.util.spec_from_file_location('background', sys.argv[2])\n"  # alone, which is fast
+        "module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "first, second = module.BackgroundWriter(), module.BackgroundWriter()\n"
         "first.start(lambda: (time.sleep(0.3), pathlib.Path(sys.argv[1]).write_text('whole')))\n"
         "second.start(lambda: 1 / 0)\n"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "written")]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", code, str(tmp_path / "written"), background.__file__]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (tmp_path / "written").read_text() == "whole"
     assert "a checkpoint was not written: division by zero" in ended.stderr
     assert ended.returncode == 0

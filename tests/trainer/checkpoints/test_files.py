@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -120,26 +121,27 @@ def test_a_folder_gets_its_name_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert beside[0].startswith(".state.")
 
 
+@pytest.mark.multiprocess
 def test_killed_between_the_renames_of_a_replacement(tmp_path: Path) -> None:
     """The old one has lost its name and the new one has not got it: the old one comes back."""
-    code = (
-        "import os, signal, sys, torch\n"
-        "from tests.trainer.checkpoints.test_files import content\n"
-        "from xlatrainer.trainer.checkpoints import places\n"
-        "from xlatrainer.trainer.checkpoints.files import write_checkpoint\n"
-        "rename, done = os.rename, []\n"
-        "def die(source, target):\n"
-        "    if done: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    done.append(1)\n"
-        "    rename(source, target)\n"
-        "write_checkpoint(sys.argv[1], content(1.0))\n"
-        "places.os.rename = die\n"
-        "write_checkpoint(sys.argv[1], content(2.0))\n"
-    )
-    root = Path(__file__).resolve().parents[3]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "state")], cwd=root, env=environment)
-    assert killed.returncode < 0
+    write_checkpoint(tmp_path / "state", content(1.0))
+    rename = os.rename
+    done: list[Any] = []
+
+    def die(source: Any, target: Any) -> None:
+        if done:
+            os.kill(os.getpid(), signal.SIGKILL)
+        done.append(source)
+        rename(source, target)
+
+    child = os.fork()
+    if not child:
+        try:
+            places.os.rename = die  # type: ignore[attr-defined]
+            write_checkpoint(tmp_path / "state", content(2.0))
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert not (tmp_path / "state").exists()
     assert len(list(tmp_path.iterdir())) == 2
     assert value_at(tmp_path / "state") == 1.0
