@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from benchmarks import compile_times, memory, scale, steps, trace, transfer
+from benchmarks import compile_times, eager, memory, scale, steps, trace, transfer
 
 COMMANDS = {
     "steps": steps,
@@ -11,6 +11,7 @@ COMMANDS = {
     "compile": compile_times,
     "transfer": transfer,
     "memory": memory,
+    "eager": eager,
     "scale": scale,
 }
 

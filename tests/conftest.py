@@ -25,6 +25,7 @@ LASTING_VARIABLES = {
 # Threads that live as long as the process by design, by the start of their name.
 LASTING_THREADS = {
     "Dummy-": "Python's name for a native thread that ran Python code once, as autograd's backward threads do",
+    "Otel": "OpenTelemetry's exporters, which wandb starts once in a process",
     "fsspecIO": "fsspec's one event loop, started by the first remote file system",
 }
 # tqdm's monitor carries no name of its own; its class does.

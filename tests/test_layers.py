@@ -30,20 +30,40 @@ class Layer:
 # From the top down. A unit takes in all modules below it, unless units below it have rows of their own: then it stands
 # for its `__init__` alone, and a new module beside them needs a place here.
 LAYERS = (
+    Layer(("xlatrainer.__main__",)),
+    Layer(("xlatrainer.cli.main",)),
+    Layer(
+        (
+            "xlatrainer.cli",
+            "xlatrainer.cli.bench",
+            "xlatrainer.cli.debug_run",
+            "xlatrainer.cli.dump_stacks",
+            "xlatrainer.cli.info",
+        ),
+        sideways=True,
+    ),
     Layer(("xlatrainer", "xlatrainer.torch_xla")),
-    Layer(("xlatrainer.trainer",)),
+    Layer(("xlatrainer.trainer", "xlatrainer.debug", "xlatrainer.profiler")),
     Layer(("xlatrainer.strategies", "xlatrainer.data", "xlatrainer.metrics", "xlatrainer.callbacks")),
     Layer(("xlatrainer.distributed",)),
     # The device: what torch calls,
     Layer(("xlatrainer.backend",)),
     Layer(("xlatrainer.backend.kernels",)),
     # steps without their Python,
-    Layer(("xlatrainer.backend.capture",)),
+    Layer(("xlatrainer.backend.stablehlo",)),
+    Layer(("xlatrainer.backend.capture", "xlatrainer.backend.dynamo", "xlatrainer.backend.exporting")),
     Layer(("xlatrainer.backend.replay.step",)),
     Layer(("xlatrainer.backend.replay.series",)),
     Layer(("xlatrainer.backend.replay.plan",)),
     Layer(("xlatrainer.backend.replay.observation",)),
-    Layer(("xlatrainer.backend.replay", "xlatrainer.backend.replay.optimizers", "xlatrainer.backend.replay.snapshot")),
+    Layer(
+        (
+            "xlatrainer.backend.replay",
+            "xlatrainer.backend.replay.optimizers",
+            "xlatrainer.backend.replay.snapshot",
+            "xlatrainer.backend.replay.graphs",
+        )
+    ),
     Layer(("xlatrainer.backend.counted_kernels",)),
     Layer(("xlatrainer.backend.writing",)),
     Layer(
@@ -54,10 +74,13 @@ LAYERS = (
             "xlatrainer.backend.composites",
             "xlatrainer.backend.gradients",
             "xlatrainer.backend.inference_kernels",
+            "xlatrainer.backend.autocast",
             "xlatrainer.backend.device",
+            "xlatrainer.backend.modes",
             "xlatrainer.backend.device_module",
         )
     ),
+    Layer(("xlatrainer.backend.closures", "xlatrainer.backend.memory")),
     Layer(
         (
             "xlatrainer.backend.recorder",
@@ -78,6 +101,7 @@ LAYERS = (
             "xlatrainer.backend.runtime",
         )
     ),
+    Layer(("xlatrainer.backend.differences",)),
     # and plain functions and data; lowerings know nothing of nodes and traces.
     Layer(("xlatrainer.backend.strided",)),
     Layer(
@@ -87,6 +111,7 @@ LAYERS = (
             "xlatrainer.backend.schema",
             "xlatrainer.backend.source",
             "xlatrainer.backend.counters",
+            "xlatrainer.backend.measurements",
             "xlatrainer.backend.host_memory",
         )
     ),

@@ -12,21 +12,35 @@ import xlatrainer
 PUBLIC_NAMES = {
     "Trainer",
     "__version__",
+    "add_step_closure",
     "callbacks",
     "compile",
     "counters",
     "data",
+    "debug",
     "device",
     "device_count",
     "devices",
+    "eager_mode",
+    "fork_rng",
+    "get_memory_info",
+    "get_rng_state",
+    "initialize_cache",
+    "is_eager_mode",
+    "load_stablehlo",
     "manual_seed",
     "metrics",
+    "profiler",
     "real_devices",
+    "save_stablehlo",
+    "set_rng_state",
+    "stablehlo",
     "strategies",
+    "step",
     "sync",
     "wait_device_ops",
 }
-PUBLIC_MODULES = {"callbacks", "counters", "data", "metrics", "strategies"}
+PUBLIC_MODULES = {"callbacks", "counters", "data", "debug", "metrics", "profiler", "strategies"}
 
 
 def test_the_names_are_these() -> None:

@@ -18,7 +18,7 @@ def test_the_examples_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsy
         exec(compile(example, "README.md", "exec"), names)  # each goes on from those before
     history = names["history"]
     assert history.history["val_accuracy"][-1] > 0.97  # type: ignore[attr-defined]
-    assert (tmp_path / "model.pt").stat().st_size > 0
+    assert (tmp_path / "checkpoint" / "model.safetensors").stat().st_size > 0
     printed = capsys.readouterr().out
     assert "tensor([" in printed
     assert printed.endswith(" replayed\n")

@@ -4,9 +4,10 @@ import xlatrainer as xla
 history = xla.Trainer(model, optimizer="adam", metrics=["accuracy"]).fit(loader, epochs=5)
 """
 
-from xlatrainer import callbacks, data, metrics, strategies
+from xlatrainer import callbacks, data, debug, metrics, profiler, strategies
 from xlatrainer.backend import counters
-from xlatrainer.backend.capture import compile
+from xlatrainer.backend.capture import compile, step
+from xlatrainer.backend.closures import add_step_closure
 from xlatrainer.backend.device import (
     device,
     device_count,
@@ -16,6 +17,11 @@ from xlatrainer.backend.device import (
     sync,
     wait_device_ops,
 )
+from xlatrainer.backend.memory import get_memory_info
+from xlatrainer.backend.modes import eager_mode, is_eager_mode
+from xlatrainer.backend.program_cache import initialize_cache
+from xlatrainer.backend.random import fork_rng, get_rng_state, set_rng_state
+from xlatrainer.backend.stablehlo import load_stablehlo, save_stablehlo, stablehlo
 from xlatrainer.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -23,17 +29,31 @@ __version__ = "0.1.0"
 __all__ = [
     "Trainer",
     "__version__",
+    "add_step_closure",
     "callbacks",
     "compile",
     "counters",
     "data",
+    "debug",
     "device",
     "device_count",
     "devices",
+    "eager_mode",
+    "fork_rng",
+    "get_memory_info",
+    "get_rng_state",
+    "initialize_cache",
+    "is_eager_mode",
+    "load_stablehlo",
     "manual_seed",
     "metrics",
+    "profiler",
     "real_devices",
+    "save_stablehlo",
+    "set_rng_state",
+    "stablehlo",
     "strategies",
+    "step",
     "sync",
     "wait_device_ops",
 ]

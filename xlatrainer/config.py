@@ -10,20 +10,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["SETTINGS", "Setting", "get", "override"]
+__all__ = ["SETTINGS", "Setting", "get", "override", "put"]
 
 
 @dataclass(frozen=True)
 class Setting:
     """One row of the table: `variable` is the environment variable, `default` gives the type as well.
 
-    `accepted` lists the values there are; empty means any of the type.
+    `accepted` lists the values there are; empty means any of the type. `also` are further variables, for when the first
+    is not set, each with what its values stand for (itself, if that is empty).
     """
 
     variable: str
     default: Any
     meaning: str
     accepted: tuple[str, ...] = ()
+    also: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
 
     def read(self, text: str) -> Any:
         """The value that `text` stands for; raises `ValueError` if it is none of those accepted."""
@@ -49,9 +51,14 @@ SETTINGS: dict[str, Setting] = {
         "XLATRAINER_CACHE_DIR",
         "",
         "the folder of compiled programs, or off; empty: xlatrainer in the user's cache folder",
+        also=(("XLA_PERSISTENT_CACHE_PATH", ()),),
     ),
     "cache_readonly": Setting(
-        "XLATRAINER_CACHE_READONLY", "off", "whether compiled programs are only read from the cache", ("on", "off")
+        "XLATRAINER_CACHE_READONLY",
+        "off",
+        "whether compiled programs are only read from the cache",
+        ("on", "off"),
+        also=(("XLA_PERSISTENT_CACHE_READ_ONLY", (("1", "on"), ("0", "off"))),),
     ),
     "cache_megabytes": Setting(
         "XLATRAINER_CACHE_MEGABYTES", 2048, "the size of the cache beyond which the least recently used programs go"
@@ -61,6 +68,36 @@ SETTINGS: dict[str, Setting] = {
         "on",
         "whether glibc keeps freed memory for the next step if XLA runs on the CPU; read at the device's first use",
         ("on", "off"),
+    ),
+    "max_async_closures": Setting(
+        "XLA_MAX_ASYNC_QUEUE", 100, "asynchronous step closures that may wait before a step waits for them"
+    ),
+    "debug": Setting("PT_XLA_DEBUG", "0", "whether compilations and executions are analysed", ("0", "1")),
+    "debug_level": Setting(
+        "PT_XLA_DEBUG_LEVEL", -1, "0: no analysis, 1: of compilations, 2: of executions too; -1: what PT_XLA_DEBUG says"
+    ),
+    "debug_file": Setting("PT_XLA_DEBUG_FILE", "", "the file that the analysis is appended to; empty: stderr"),
+    "ir_debug": Setting(
+        "XLA_IR_DEBUG", "0", "whether recorded operators keep the user's whole stack instead of one line", ("0", "1")
+    ),
+    "hlo_debug": Setting("XLA_HLO_DEBUG", "0", "whether programs carry operators and the user's lines", ("0", "1")),
+    "save_tensors_file": Setting(
+        "XLA_SAVE_TENSORS_FILE", "", "the file, with .0 behind its name, that every graph that runs is appended to"
+    ),
+    "save_tensors_format": Setting(
+        "XLA_SAVE_TENSORS_FMT", "text", "the form of those graphs", ("text", "dot", "hlo", "stablehlo")
+    ),
+    "metrics_file": Setting("XLA_METRICS_FILE", "", "the file that the metrics report is appended to at each step"),
+    "save_hlo_file": Setting("XLA_SAVE_HLO_FILE", "", "the file that a program is written to that fails"),
+    "dump_hlo_graph": Setting(
+        "XLA_DUMP_HLO_GRAPH", "0", "whether the error of a program that fails shows its HLO", ("0", "1")
+    ),
+    "sync_wait": Setting("XLA_SYNC_WAIT", "0", "whether every sync waits for the results", ("0", "1")),
+    "get_tensors_opbyop": Setting(
+        "XLA_GET_TENSORS_OPBYOP", "0", "whether each operator is a program of its own; read at import", ("0", "1")
+    ),
+    "sync_tensors_opbyop": Setting(
+        "XLA_SYNC_TENSORS_OPBYOP", "0", "the same as XLA_GET_TENSORS_OPBYOP; read at import", ("0", "1")
     ),
     "max_pending_nodes": Setting(
         "XLATRAINER_MAX_PENDING_NODES", 2000, "nodes after which the next host-to-device copy ends the trace"
@@ -76,17 +113,31 @@ def get(name: str) -> Any:
         return _overrides[name]
     setting = SETTINGS[name]
     text = os.environ.get(setting.variable)
-    if text is None:
-        return setting.default
-    return setting.read(text)
+    if text is not None:
+        return setting.read(text)
+    for variable, meanings in setting.also:
+        text = os.environ.get(variable)
+        if text is not None:
+            return setting.read(_meaning(variable, text, dict(meanings)))
+    return setting.default
+
+
+def _meaning(variable: str, text: str, meanings: dict[str, str]) -> str:
+    if meanings and text not in meanings:
+        raise ValueError(f"{variable}={text!r}: accepted are {', '.join(map(repr, meanings))}")
+    return meanings.get(text, text)
+
+
+def put(**values: Any) -> None:
+    """Set settings for the rest of the process; raises `KeyError` for a name that is not in the table."""
+    _refuse_unknown(values)
+    _overrides.update(values)
 
 
 @contextlib.contextmanager
 def override(**values: Any) -> Iterator[None]:
     """Set settings for the length of a `with` block; raises `KeyError` for a name that is not in the table."""
-    unknown = set(values) - set(SETTINGS)
-    if unknown:
-        raise KeyError(f"unknown settings {sorted(unknown)}; there are {sorted(SETTINGS)}")
+    _refuse_unknown(values)
     before = dict(_overrides)
     _overrides.update(values)
     try:
@@ -94,3 +145,9 @@ def override(**values: Any) -> Iterator[None]:
     finally:
         _overrides.clear()
         _overrides.update(before)
+
+
+def _refuse_unknown(values: dict[str, Any]) -> None:
+    unknown = set(values) - set(SETTINGS)
+    if unknown:
+        raise KeyError(f"unknown settings {sorted(unknown)}; there are {sorted(SETTINGS)}")

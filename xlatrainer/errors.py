@@ -5,13 +5,26 @@
     ├── CompileError         XLA refused the program; lists what was recorded last
     ├── ExecutionError       a compiled program failed while it ran
     ├── LostValueError       a tensor whose program failed was read
+    ├── GraphBreakError      a function compiled with full_graph=True would end its graph early
+    ├── GraphLimitError      a compiled function came to more graphs than it was allowed
     ├── ForkedProcessError   the device was touched in a forked child
-    └── CacheError           a file of the cache of compiled programs cannot be used
+    ├── CacheError           a file of the cache of compiled programs cannot be used
+    └── CheckpointError      a checkpoint is damaged, or could not be written
 
 Wrong arguments raise `ValueError` and `TypeError`, and operators raise what CPU torch raises.
 """
 
-__all__ = ["CacheError", "CompileError", "ExecutionError", "ForkedProcessError", "LostValueError", "LoweringError"]
+__all__ = [
+    "CacheError",
+    "CheckpointError",
+    "CompileError",
+    "ExecutionError",
+    "ForkedProcessError",
+    "GraphBreakError",
+    "GraphLimitError",
+    "LostValueError",
+    "LoweringError",
+]
 
 
 class LoweringError(RuntimeError):
@@ -30,9 +43,21 @@ class LostValueError(RuntimeError):
     """The program that should have computed this tensor failed; its value does not exist."""
 
 
+class GraphBreakError(RuntimeError):
+    """Something in a function that was compiled with `full_graph=True` ends the graph before the function."""
+
+
+class GraphLimitError(RuntimeError):
+    """A compiled function came to more different graphs than `num_different_graphs_allowed`."""
+
+
 class ForkedProcessError(RuntimeError):
     """The `xla` device of a parent process was used in a forked child."""
 
 
 class CacheError(RuntimeError):
     """A file of the cache of compiled programs is damaged. Never seen by a user: the program is compiled anew."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint is damaged, or could not be written; the message names the file and says what is left."""

@@ -18,7 +18,7 @@ Counts = dict[str, int]
 
 
 class Counted:
-    """Counters since the block began."""
+    """Counters of what the device did since the block began; `MarkStep` counts what it was asked to do."""
 
     def __enter__(self) -> "Counted":
         self.before = counters.snapshot()
@@ -26,7 +26,9 @@ class Counted:
 
     def __exit__(self, *_: object) -> None:
         self.counts = {
-            n: c - self.before.get(n, 0) for n, c in counters.snapshot().items() if c != self.before.get(n, 0)
+            n: c - self.before.get(n, 0)
+            for n, c in counters.snapshot().items()
+            if c != self.before.get(n, 0) and n != "MarkStep"
         }
 
 
@@ -270,3 +272,17 @@ def test_the_data_of_a_storage_is_one_object_for_all_its_tensors() -> None:
     tensor = torch.ones(2, device="xla")
     assert storage_data(tensor) is storage_data(tensor.detach()) is storage_data(torch.nn.Parameter(tensor))
     assert storage_data(tensor.clone()) is not storage_data(tensor)
+
+
+def test_reading_all_of_a_storage_in_another_shape_runs_no_program() -> None:
+    source = torch.arange(6.0).to("xla")
+    doubled = source * 2
+    xla.sync()
+    with Counted() as counted:
+        assert doubled.view(2, 3).tolist() == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
+        assert source.view(3, 2).unsqueeze(1).shape == torch.Size([3, 1, 2])
+        assert source.view(3, 2).unsqueeze(1).cpu().shape == torch.Size([3, 1, 2])
+    assert counted.counts == {"TransferFromDevice": 2}
+    with Counted() as counted:
+        assert doubled.view(2, 3).t()[0].tolist() == [0.0, 6.0]
+    assert counted.counts["Execute"] == 1

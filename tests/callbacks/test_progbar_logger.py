@@ -1,7 +1,7 @@
 """What is shown, and that showing it never waits for the device while batches run."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, MutableMapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +10,8 @@ import torch
 
 from tests.trainer.helpers import ON_CPU, class_batches, classifier
 from xlatrainer.callbacks import progbar_logger
+from xlatrainer.callbacks.lambda_callback import LambdaCallback
+from xlatrainer.callbacks.learning_rate_monitor import LearningRateMonitor
 from xlatrainer.callbacks.progbar_logger import ProgbarLogger, resolve_verbose
 from xlatrainer.trainer.trainer import Trainer
 
@@ -25,8 +27,9 @@ def test_one_line_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     values = r"loss: [\d.]+ - accuracy: [\d.]+"
     validation = r"val_loss: [\d.]+ - val_accuracy: [\d.]+"
+    speed = r"[\d.]+m?s/step - [\d,]+ examples/s"
     for number, line in enumerate(lines[:2], start=1):
-        assert re.fullmatch(rf"Epoch {number}/2 - [\d.]+s - {values} - {validation} - [\d,]+ examples/s", line)
+        assert re.fullmatch(rf"Epoch {number}/2 - [\d.]+s - {values} - {validation} - {speed}", line)
     assert re.fullmatch(rf"Evaluate - [\d.]+s - {values}", lines[2])
     assert len(lines) == 3
 
@@ -36,7 +39,9 @@ def test_the_bar_ends_with_the_values_of_the_epoch(capsys: pytest.CaptureFixture
     history = under_test.fit(class_batches(), validation_data=class_batches(), verbose=1)
     under_test.predict(torch.randn(4, 8), verbose=1)
     out = capsys.readouterr().out
-    last = out.split("\n")[0].split("\r")[-1]
+    first, *_, last = out.split("\n")[0].split("\r")[2:]
+    assert re.search(r"0/7 \[00:00<\?, compiling\]", first)
+    assert re.search(r"7/7 \[00:\d\d<00:00, loss", last)
     assert "Epoch 1/1: 100%" in last
     assert "7/7" in last
     assert f"val_loss: {history.history['val_loss'][0]:.4g}" in last
@@ -48,6 +53,35 @@ def test_a_bar_without_a_known_length(capsys: pytest.CaptureFixture[str]) -> Non
     trainer().fit((batch for batch in class_batches()), verbose=1)
     last = capsys.readouterr().out.split("\r")[-1]
     assert re.match(r"Epoch 1/1: 7 \[00:\d\d, loss: ", last)
+
+
+def test_programs_that_were_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    under_test = Trainer(classifier(width=23), "sgd")
+    under_test.fit(class_batches(), epochs=2, verbose=2)  # the last batch is short: another program
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith(" examples/s - 2 compiled")
+    assert second.endswith(" examples/s")
+
+
+def test_the_learning_rate_is_shown_if_it_is_in_the_logs(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer().fit(class_batches(), callbacks=[LearningRateMonitor()], verbose=2)
+    assert "learning_rate: 0.001 -" in capsys.readouterr().out
+
+
+def test_an_exception_ends_the_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(batch: int, logs: Any) -> None:
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        trainer().fit(class_batches(), callbacks=[LambdaCallback(on_train_batch_end=fail)], verbose=1)
+    assert capsys.readouterr().out.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0000123, "0.0123ms"), (0.0123, "12.3ms"), (0.5, "500ms"), (1.5, "1.5s"), (75, "75s")]
+)
+def test_times(seconds: float, text: str) -> None:
+    assert progbar_logger._time_text(seconds) == text
 
 
 def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +105,7 @@ def test_other_levels_are_refused(verbose: Any) -> None:
         resolve_verbose(verbose)
 
 
-class DeviceLogs(Mapping[str, float]):
+class DeviceLogs(MutableMapping[str, float]):
     """Logs that fail the test if they are read while they are not ready."""
 
     def __init__(self, value: float, is_ready: bool) -> None:
@@ -81,6 +115,12 @@ class DeviceLogs(Mapping[str, float]):
     def __getitem__(self, name: str) -> float:
         assert self.is_ready, "the bar waited for the device"
         return self.value
+
+    def __setitem__(self, name: str, value: float) -> None:
+        raise AssertionError("the bar changed the logs")
+
+    def __delitem__(self, name: str) -> None:
+        raise AssertionError("the bar changed the logs")
 
     def __iter__(self) -> Iterator[str]:
         return iter(["loss"])

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from xlatrainer.metrics.accuracy import Accuracy
+from xlatrainer.metrics.error import absolute_error
+from xlatrainer.metrics.mean import MeanMetric
 from xlatrainer.metrics.registry import METRICS, resolve_metrics
 
 
@@ -36,14 +38,41 @@ def test_errors_of_a_regression() -> None:
             metric.update(torch.zeros(9, 1), torch.zeros(9))
 
 
+def test_the_threshold_of_the_loss_reaches_all_that_need_it() -> None:
+    names = ["accuracy", "binary_accuracy", "precision", "recall", "f1", "auc"]
+    logits, target = torch.tensor([-1.0, 0.3, 2.0]), torch.tensor([0.0, 1.0, 1.0])
+    for metric in resolve_metrics(names, threshold=0.0):
+        metric.update(logits, target)
+        assert float(metric.compute()) == 1.0
+    for metric in resolve_metrics(names):
+        with pytest.raises(ValueError, match=r"may be a logit or a probability; use \w+\(threshold=0.0\)"):
+            metric.update(logits, target)
+
+
+def test_weighted_metrics() -> None:
+    own = MeanMetric(absolute_error, "own")
+    metrics = resolve_metrics(["mae"], ["mae", "accuracy", own])
+    assert [(m.name, m.weighted) for m in metrics] == [
+        ("mae", False),
+        ("weighted_mae", True),
+        ("accuracy", True),
+        ("own", True),
+    ]
+    with pytest.raises(ValueError, match="'own' is given twice"):
+        resolve_metrics([own], [own])
+    with pytest.raises(TypeError, match=r"weighted_metrics must be a list, such as \['mae'\]"):
+        resolve_metrics([], "mae")
+
+
 @pytest.mark.parametrize(
     ("metrics", "error", "message"),
     [
-        (["acc"], ValueError, r"unknown metric 'acc'; the names are \['accuracy', 'mae', 'mse', 'top5_accuracy'\]"),
+        (["acc"], ValueError, r"unknown metric 'acc'; the names are \['accuracy', 'auc', 'binary_accuracy'"),
         (["mae", "mae"], ValueError, "two values would be logged as 'mae'"),
         ([Accuracy(name="loss")], ValueError, "two values would be logged as 'loss'"),
         ([Accuracy], TypeError, r"create one, Accuracy\(...\)"),
         ([3], TypeError, "got 3"),
+        ({"a": "mae"}, TypeError, "must be a list of metrics, got dict"),
     ],
 )
 def test_refusals(metrics: Any, error: type[Exception], message: str) -> None:

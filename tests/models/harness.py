@@ -258,7 +258,7 @@ def _compare(case: Case, dtype: torch.dtype, steps: int) -> Record:
     torch.manual_seed(SEED)
     on_cpu = _without_dropout(case.make()).to(dtype)
     batches = [_to(case.batch(), "cpu", dtype) for _ in range(steps)]
-    on_xla = _tie(copy.deepcopy(on_cpu).to("xla"), on_cpu)
+    on_xla = tie(copy.deepcopy(on_cpu).to("xla"), on_cpu)
     moved = [_to(batch, "xla", dtype) for batch in batches]
     record = Record(case.name, sum(p.numel() for p in on_cpu.parameters()), note=case.note)
     record.dtype = str(dtype).removeprefix("torch.")
@@ -279,7 +279,7 @@ def _compare(case: Case, dtype: torch.dtype, steps: int) -> Record:
     return record
 
 
-def _tie(model: nn.Module, like: nn.Module) -> nn.Module:
+def tie(model: nn.Module, like: nn.Module) -> nn.Module:
     """Tie the parameters of `model` that are one in `like`: moving a module to another kind of device parts them."""
     names: dict[int, str] = {}
     for name, parameter in like.named_parameters(remove_duplicate=False):

@@ -1,6 +1,7 @@
 """Tensors in nested batches."""
 
 from collections import namedtuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,3 +24,15 @@ def test_arrays_count_as_tensors() -> None:
     array = np.arange(3.0)
     assert torch.equal(map_tensors(lambda t: 2 * t, [array])[0], torch.tensor([0.0, 2.0, 4.0], dtype=torch.float64))
     assert [tensor.tolist() for tensor in tensors_in(array)] == [[0.0, 1.0, 2.0]]
+
+
+def test_dataclasses_are_copied() -> None:
+    @dataclass(frozen=True)
+    class Point:
+        x: torch.Tensor
+        name: str
+
+    point = Point(torch.ones(2), "a")
+    mapped = map_tensors(lambda t: 2 * t, [point])[0]
+    assert (mapped.x.tolist(), mapped.name, point.x.tolist()) == ([2.0, 2.0], "a", [1.0, 1.0])
+    assert [tensor is point.x for tensor in tensors_in({"p": point})] == [True]

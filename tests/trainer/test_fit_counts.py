@@ -179,3 +179,28 @@ def test_loading_a_checkpoint_compiles_no_step_again(tmp_path: Any) -> None:
     with counted() as counts:
         trainer.fit(batches, verbose=0)
     assert (counts["Execute"], counts["UncachedCompile"]) == (STEPS, 0)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "loss"),
+    [
+        (["accuracy", "f1", "precision", "recall", "perplexity"], None),
+        (["auc", "binary_accuracy", "f1"], "bce_with_logits"),
+        (["r2", "rmse", "mae", "mse"], "mse"),
+    ],
+)
+def test_metrics_are_a_part_of_the_step(metrics: list[str], loss: str | None) -> None:
+    """None reads a value, has a program of its own, or keeps the step from being replayed; weighted or not."""
+    width = next(WIDTHS)
+    model = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Linear(width, 3 if loss is None else 1))
+    batches = [(x, y if loss is None else (y > 0).float()[:, None], y + 1.0) for x, y in class_batches(rows=16 * STEPS)]
+    trainer = Trainer(model, "sgd", loss, metrics, weighted_metrics=metrics)
+    trainer.fit(batches, verbose=0)
+    with counted() as counts:
+        trainer.fit(batches, epochs=2, verbose=0)
+    assert counts.fallbacks == []
+    assert (counts["Execute"], counts["Replay"], counts["UncachedCompile"]) == (2 * STEPS, 2 * STEPS, 0)
+    assert counts["TransferFromDevice"] == 2 * (1 + 2 * len(metrics))
+    with counted() as first:
+        trainer.evaluate(batches, verbose=0)
+    assert (first["Execute"], first["UncachedCompile"]) == (STEPS, 1)

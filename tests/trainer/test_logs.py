@@ -78,3 +78,13 @@ def test_validation_is_fetched_along(logs: Logs, strategy: Counting) -> None:
 def test_values_are_floats(strategy: Counting) -> None:
     logs = Logs({"count": torch.tensor(3), "rate": 2}, strategy)
     assert [type(value) for value in logs.values()] == [float, float]
+
+
+def test_values_may_be_added_which_reads_nothing(logs: Logs, strategy: Counting) -> None:
+    logs["learning_rate"] = 0.125
+    logs["norm"] = torch.tensor(2.0)
+    assert strategy.fetched == []
+    assert dict(logs) == {"loss": 0.5, "accuracy": 0.25, "learning_rate": 0.125, "norm": 2.0}
+    assert strategy.fetched == [3]
+    del logs["norm"]
+    assert list(logs) == ["loss", "accuracy", "learning_rate"]

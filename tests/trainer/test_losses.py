@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tests.trainer.helpers import ON_CPU, class_batches, classifier
 from xlatrainer.trainer.losses import LOSSES, binary_threshold, checked_loss, default_loss, resolve_loss
 from xlatrainer.trainer.trainer import Trainer
+from xlatrainer.trainer.weighting import EVEN
 
 SCORES, CLASSES = torch.randn(6, 3), torch.tensor([0, 2, 1, 1, 0, 2])
 VALUES, REALS = torch.rand(6, 2), torch.rand(6, 2)
@@ -134,3 +135,12 @@ def test_accuracy_of_a_binary_model() -> None:
     undecided = Trainer(model, loss="mse", metrics=["accuracy"], strategy=ON_CPU)
     with pytest.raises(ValueError, match=r"Accuracy\(threshold=0.0\) for logits"):
         undecided.evaluate([(inputs, targets)], verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"), [("mse", "mse_loss"), ("cross_entropy", "cross_entropy"), (nn.L1Loss(), "L1Loss")]
+)
+def test_a_batch_without_targets(loss: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=f"the loss '{name}' needs targets and the batch has none: pass y"):
+        resolve_loss(loss)(torch.ones(2, 3), None, EVEN)
+    assert resolve_loss(lambda prediction, target: prediction.sum())(torch.ones(2, 3), None, EVEN) == 6

@@ -238,7 +238,7 @@ def test_an_own_history_is_used() -> None:
 
 def test_a_generator_does_for_one_epoch_and_says_so() -> None:
     trainer = Trainer(classifier(), SGD, strategy=ON_CPU)
-    with pytest.raises(ValueError, match=r"data is a generator, which can be gone through once, but 2 epochs"):
+    with pytest.raises(ValueError, match=r"x is a generator, which can be gone through once, but 2 epochs"):
         trainer.fit((batch for batch in class_batches()), epochs=2, verbose=0)
     generator = (batch for batch in class_batches())
     trainer.fit(generator, verbose=0)
@@ -278,13 +278,11 @@ def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], mess
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([torch.zeros(4, 8)], r"a batch must be \(inputs, targets\).*got a tensor of shape \(4, 8\)"),
-        ([(torch.zeros(4, 8), torch.zeros(4, 8), torch.zeros(4))], r"got a tuple of 3 items \(several inputs"),
-        (torch.zeros(4, 8), r"data must be a DataLoader.*got tensor of shape \(4, 8\).*TensorDataset\(x, y\)"),
+        ([(torch.zeros(4, 8),) * 4], r"a batch must be \(inputs, targets\).*got a tuple of 4 items \(several inputs"),
+        ([(torch.zeros(4, 8), torch.zeros(4, 8), torch.zeros(4).long())], r"got int64 of shape \(4,\).*several inputs"),
         ((torch.zeros(4, 8), torch.zeros(4)), r"got a tuple of tensor of shape \(4, 8\), tensor of shape \(4,\)"),
         ((np.zeros(2), np.zeros(2)), r"got a tuple of array of shape"),
-        (TensorDataset(torch.zeros(4, 8)), r"single examples. Pass torch.utils.data.DataLoader\(dataset"),
-        ({"x": torch.zeros(4, 8)}, r"got dict"),
+        ({"x": 1}, r"got dict"),
         (3, r"got int"),
     ],
 )
@@ -305,5 +303,5 @@ def test_wrong_numbers() -> None:
         trainer.predict(torch.zeros(0, 8))
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         trainer.predict(torch.zeros(2, 8), batch_size=0)
-    with pytest.raises(ValueError, match=r"data \(list\) yielded no batch"):
+    with pytest.raises(ValueError, match=r"x \(list\) yielded no batch"):
         trainer.fit([], verbose=0)

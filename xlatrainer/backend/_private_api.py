@@ -3,9 +3,14 @@
 Seen with torch 2.11 to 2.14 and jax 0.10. Everything above calls these names.
 """
 
+import importlib.abc
+import importlib.util
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -13,33 +18,45 @@ import torch
 from jax._src.interpreters import pxla
 from jax._src.lib import xla_client
 from torch._C import DispatchKey
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
+    "AUTOCAST_KEY",
     "AUTOGRAD_KEY",
     "BACKEND_KEY",
+    "TorchDispatchMode",
     "alias_as_strided",
     "alias_view",
     "all_overloads",
     "ambient_state",
+    "aot_autograd",
     "bare_optimizer",
     "bare_step",
     "call_autograd_kernel",
     "call_composite_kernel",
     "call_meta_kernel",
     "create_tensor",
+    "find_overload",
     "function_transforms_active",
     "has_kernel",
+    "has_lasting_workers",
     "load_executable",
+    "positional_until",
     "register_backend",
+    "register_compiler",
     "serialize_executable",
+    "size_hint",
+    "shut_down_workers",
     "tree_flatten",
     "tree_map",
     "tree_unflatten",
+    "without_autocast",
 ]
 
 BACKEND_KEY = "PrivateUse1"
 AUTOGRAD_KEY = "AutogradPrivateUse1"
+AUTOCAST_KEY = "AutocastPrivateUse1"
 
 # A plain `torch.Tensor` on the renamed PrivateUse1 device, contiguous, with an empty storage of its own:
 # there is no public way to make one without a C++ extension (torch 2.11+).
@@ -153,6 +170,52 @@ def register_backend(name: str, module: Any) -> None:
     torch.Tensor.is_xla = property(_is_xla)  # type: ignore[attr-defined]
 
 
+_OPENXLA = "torch._dynamo.backends.torchxla"
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Loads the module in which torch registers `openxla` as what `register_compiler` was given."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module, self.name = module, name
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        return importlib.util.spec_from_loader(fullname, self) if fullname == _OPENXLA else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        register = sys.modules["torch._dynamo.backends.registry"].register_backend
+        register(getattr(importlib.import_module(self.module), self.name), name=self.name)
+
+
+def register_compiler(module: str, name: str) -> None:
+    """Let `torch.compile(backend=name)` find the function `name` of `module`, which is imported when it is looked for.
+
+    torch registers a backend `openxla` that needs torch_xla, in a module that it imports when a backend is looked for.
+    A name cannot be registered twice, and to import TorchDynamo now would take seconds (torch 2.11+).
+    """
+    finder = _Finder(module, name)
+    if _OPENXLA in sys.modules:
+        registry = sys.modules["torch._dynamo.backends.registry"]
+        registry._COMPILER_FNS.pop(name, None)
+        finder.exec_module(sys.modules[_OPENXLA])
+    else:
+        sys.meta_path.insert(0, finder)
+
+
+def aot_autograd(compiler: Callable[..., Any]) -> Callable[..., Any]:
+    """A backend for `torch.compile` that has AOTAutograd make the graphs which `compiler` compiles (torch 2.11+)."""
+    common = importlib.import_module("torch._dynamo.backends.common")
+    return common.aot_autograd(fw_compiler=compiler)
+
+
+def size_hint(size: Any) -> int:
+    """A size or stride of a fake tensor as an int: of a symbolic one the example that it was traced with (torch 2.11+).
+
+    `int(size)` would make the graph one for this size alone.
+    """
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
 def all_overloads() -> list[Any]:
     """Every overload of the `aten` namespace that this torch has, as `OpOverload` objects."""
     overloads = []
@@ -165,6 +228,28 @@ def all_overloads() -> list[Any]:
         if found is not None:
             overloads.append(found)
     return overloads
+
+
+def find_overload(name: str) -> Any:
+    """The overload of the `aten` namespace called `name` ("softmax.int", "mm"), None if this torch has none."""
+    if not torch._C._dispatch_has_kernel(f"aten::{name}"):
+        return None
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def positional_until(overload: Any, argument: str) -> int:
+    """How many arguments of `overload` come before the one of that name."""
+    return [each.name for each in overload._schema.arguments].index(argument)
+
+
+# Not in torch's type stubs.
+_AUTOCAST_KEYS = torch._C.DispatchKeySet(DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
+
+
+def without_autocast() -> Any:
+    """A context in which operators go past the autocast key: for a kernel of ours at that key, to call its operator."""
+    return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS)
 
 
 def has_kernel(overload: Any, key: str) -> bool:
@@ -217,6 +302,7 @@ def load_executable(content: bytes, outputs: Sequence[Any], device: Any) -> Call
         arrays = [x if isinstance(x, jax.Array) else jax.device_put(x, device) for x in inputs]
         return list(executable.execute_sharded(arrays).consume_with_handlers(handlers))
 
+    run.memory_analysis = executable.get_compiled_memory_stats  # type: ignore[attr-defined]  # as jax's Compiled has
     return run
 
 
@@ -239,3 +325,17 @@ def bare_step(optimizer: Any) -> None:
     """`optimizer.step()` without the hooks that are set for all optimizers and the profiler's record."""
     step = type(optimizer).step
     getattr(step, "__wrapped__", step)(optimizer)
+
+
+def has_lasting_workers(loader: Any) -> bool:
+    """Whether a DataLoader with `persistent_workers=True` has started its workers; no public name tells."""
+    return loader._iterator is not None
+
+
+def shut_down_workers(iterator: Any) -> None:
+    """End the worker processes of a DataLoader's iterator now, if it has any that are not to be used again.
+
+    There is no public way but to drop the iterator, which the traceback of an error holds.
+    """
+    if hasattr(iterator, "_shutdown_workers") and not iterator._persistent_workers:
+        iterator._shutdown_workers()

@@ -5,10 +5,12 @@ May import: everything in backend.
 
 import torch
 
-from xlatrainer.backend import runtime
+from xlatrainer import config
+from xlatrainer.backend import closures, counters, runtime
 from xlatrainer.backend.executor import run_pending
 from xlatrainer.backend.executor import wait as wait_for_device
 from xlatrainer.backend.random import manual_seed
+from xlatrainer.backend.state import state
 
 __all__ = ["device", "device_count", "devices", "manual_seed", "real_devices", "sync", "wait_device_ops"]
 
@@ -43,15 +45,23 @@ def device_count() -> int:
 
 
 def sync(wait: bool = False) -> None:
-    """End the step: run everything recorded so far as one program.
+    """End the step: run everything recorded so far as one program, then the closures of `add_step_closure`.
 
     Args:
         wait: also wait until the results are there. By default Python goes on, and only a read waits.
 
-    With nothing pending it does nothing.
+    With nothing pending it runs no program.
+
+    Raises:
+        Exception: what failed in a step closure.
     """
-    run_pending()
-    if wait:
+    counters.add("MarkStep")
+    step_closures = closures.take()
+    run_pending("sync")
+    closures.run(step_closures)
+    if state.reporter is not None:
+        state.reporter.stepped()
+    if wait or config.get("sync_wait") == "1":
         wait_device_ops()
 
 

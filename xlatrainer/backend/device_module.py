@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from xlatrainer.backend.executor import run_pending, wait
-from xlatrainer.backend.random import get_rng_state, manual_seed, set_rng_state
+from xlatrainer.backend.random import get_rng_state_tensor, manual_seed, set_rng_state_tensor
 from xlatrainer.backend.state import state
 
 __all__ = ["make_device_module"]
@@ -59,7 +59,7 @@ def device(device: Any) -> Iterator[None]:
 
 def synchronize(device: Any = None) -> None:
     """Run what is pending and wait for it."""
-    run_pending()
+    run_pending("torch.xla.synchronize")
     wait()
 
 
@@ -82,8 +82,8 @@ def make_device_module() -> ModuleType:
         "synchronize": synchronize,
         "manual_seed": manual_seed,
         "manual_seed_all": manual_seed,
-        "get_rng_state": get_rng_state,
-        "set_rng_state": set_rng_state,
+        "get_rng_state": get_rng_state_tensor,
+        "set_rng_state": set_rng_state_tensor,
         "get_amp_supported_dtype": get_amp_supported_dtype,
     }
     for name, function in functions.items():

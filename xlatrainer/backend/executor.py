@@ -7,17 +7,18 @@ into them.
 May import: program, state, source, ir, runtime, counters, errors.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from xlatrainer.backend import counters, runtime
+from xlatrainer.backend import counters, measurements, runtime
 from xlatrainer.backend.ir import Trace, Value
 from xlatrainer.backend.program import Program
 from xlatrainer.backend.source import user_line
-from xlatrainer.backend.state import state
+from xlatrainer.backend.state import Compilation, state
 from xlatrainer.errors import ExecutionError, LostValueError
 
 __all__ = ["Lost", "raise_failed_checks", "run_pending", "start", "wait"]
@@ -38,7 +39,7 @@ class Lost:
         return LostValueError(f"the value of this tensor was lost: {self.reason}")
 
 
-def _find(trace: Trace, live: list[Value], dead: Sequence[bool]) -> Program:
+def _find(trace: Trace, live: list[Value], dead: Sequence[bool], cause: str) -> Program:
     """The program for this trace, compiled if there is none; one that computes more than is alive will do."""
     outputs = tuple(value.slot for value in live)
     wanted = set(outputs)
@@ -47,15 +48,24 @@ def _find(trace: Trace, live: list[Value], dead: Sequence[bool]) -> Program:
         if wanted.issubset(program.outputs):
             counters.add("CachedCompile")
             return program
+    start = time.perf_counter()
     program = Program(trace, outputs, dead)
     if not program.from_disk:
         counters.add("UncachedCompile")
+        measurements.record("CompileTime", time.perf_counter() - start)
+    measurements.record("InputOutputAliasCount", sum(program.donated), "")
     trace.node.programs.append(program)
+    compilation = Compilation(trace.node, program, cause, user_line())
+    if state.reporter is not None:
+        state.reporter.compiled(compilation)
+    state.compilations.append(compilation)
     return program
 
 
-def run_pending() -> Program | None:
+def run_pending(cause: str) -> Program | None:
     """Compile (if new) and start what was recorded since the last call; does not wait for the results.
+
+    `cause` says why now, for people.
 
     Returns the program that was started. With nothing pending, or nothing that anybody can still read, it does nothing
     and returns None.
@@ -66,26 +76,27 @@ def run_pending() -> Program | None:
         if not trace.num_nodes:
             return None
         if state.observer is not None:
-            state.observer.interrupted("what was recorded until then is run", user_line())
+            state.observer.broken(f"what was recorded until then is run ({cause})", user_line())
+        measurements.record("TraceTime", time.perf_counter() - trace.began)
         trace.views.clear()
         live = [value for value in (ref() for ref in trace.pending) if value is not None]
         random = (state.seed, state.random_offset)
         state.new_trace()
         try:
-            return _run(trace, live, random) if live else None
+            return _run(trace, live, random, cause) if live else None
         finally:
             trace.leaves.clear()
             trace.pending.clear()
             trace.overwritten.clear()
 
 
-def _run(trace: Trace, live: list[Value], random: tuple[int, int]) -> Program:
+def _run(trace: Trace, live: list[Value], random: tuple[int, int], cause: str) -> Program:
     try:
         for leaf in trace.leaves:
             if isinstance(leaf.buffer, Lost):
                 raise leaf.buffer.error()
         dead = [leaf.value() is None for leaf in trace.leaves]
-        program = _find(trace, live, dead)
+        program = _find(trace, live, dead, cause)
         buffers = [leaf.buffer for leaf in trace.leaves]
         for index, (given, is_dead) in enumerate(zip(program.donated, dead, strict=True)):
             if given and not is_dead:  # somebody keeps the old value this time: give a copy away
@@ -101,6 +112,8 @@ def _run(trace: Trace, live: list[Value], random: tuple[int, int]) -> Program:
     by_slot = dict(zip(program.outputs, results, strict=True))
     for value in live:
         value.buffer = by_slot[value.slot]
+    if state.reporter is not None:
+        state.reporter.executed(program, trace.node, cause)
     return program
 
 
@@ -112,11 +125,13 @@ def start(
     Raises:
         ExecutionError: if it fails at once. Buffers that it was given are lost then.
     """
+    began = time.perf_counter()
     try:
         results = program.run(buffers, floats, ints, random)
     except jax.errors.JaxRuntimeError as error:
-        raise ExecutionError(f"the program failed: {error}\n{program.describe()}") from error
+        raise ExecutionError(f"the program failed: {error}\n{program.describe()}{program.dumped()}") from error
     counters.add("Execute")
+    measurements.record("ExecuteTime", time.perf_counter() - began)
     if program.checks:
         state.checks.append((program, results.pop()))
     return results

@@ -15,6 +15,7 @@ May import: nothing of ours but errors.
 import math
 import weakref
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -175,6 +176,7 @@ class Trace:
     """What has been recorded since the last sync, at `node` of the tree."""
 
     __slots__ = (
+        "began",
         "extend",
         "floats",
         "ints",
@@ -193,6 +195,7 @@ class Trace:
         self.extend = extend  # makes a node where the trace leaves the known paths
         self.num_slots = 0
         self.num_nodes = 0
+        self.began = 0.0  # `time.perf_counter()` at the first operator
         self.leaves: list[DeviceData] = []
         self.floats: list[float] = []
         self.ints: list[int] = []
@@ -229,6 +232,8 @@ class Trace:
             values.append(value)
             slot += 1
         self.num_slots = slot
+        if not self.num_nodes:
+            self.began = perf_counter()
         self.num_nodes += 1
         if operation.random:
             self.random_draws += 1

@@ -5,7 +5,10 @@ leaves are donated. Knows nothing of tensors. May import: program_cache, ir, run
 errors.
 """
 
-from collections.abc import Sequence
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -13,11 +16,12 @@ import numpy as np
 
 from xlatrainer import config
 from xlatrainer.backend import program_cache, runtime
+from xlatrainer.backend.dtypes import to_numpy
 from xlatrainer.backend.ir import Node, Spec, Trace
 from xlatrainer.backend.lowerings.checks import Check, collecting, first_failure
 from xlatrainer.errors import CompileError, LoweringError
 
-__all__ = ["Program", "compiled_function", "lower_program", "random_words"]
+__all__ = ["Graph", "Program", "compiled_function", "live_programs", "lower_program", "random_words"]
 
 
 class Failing(NamedTuple):
@@ -28,27 +32,83 @@ class Failing(NamedTuple):
     node: int
 
 
-class Program:
+class Graph:
+    """Recorded nodes with what is wanted of them: what can be lowered.
+
+    Attributes:
+        nodes: the recorded nodes, with the user's lines.
+        outputs: slots of the values that are wanted.
+        checks: what may fail for its data, once it was lowered.
+    """
+
+    def __init__(self, end: Node, outputs: tuple[int, ...]) -> None:
+        self.nodes = end.path()
+        self.outputs = outputs
+        self.checks: list[Failing] = []
+        self.floats = sum(node.operation.num_floats for node in self.nodes)
+        self.ints = sum(node.operation.num_ints for node in self.nodes)
+        self.random = any(node.operation.random for node in self.nodes)
+
+    def lowered(self, donate: Sequence[int] = ()) -> Any:
+        """The graph in JAX's form, `jax.stages.Lowered`, with the leaves at the positions `donate` given away.
+
+        Its arguments are the leaves, then the lifted floats and ints and the random state where there are any.
+        """
+        leaves = [node.operation.outputs[0] for node in self.nodes if node.operation.lower is None]
+        arguments = [jax.ShapeDtypeStruct(leaf.shape, to_numpy(leaf.dtype)) for leaf in leaves]
+        arguments += [jax.ShapeDtypeStruct((self.floats,), np.float64)] if self.floats else []
+        arguments += [jax.ShapeDtypeStruct((self.ints,), np.int64)] if self.ints else []
+        arguments += [jax.ShapeDtypeStruct((4,), np.uint32)] if self.random else []
+
+        def xla_trace(*inputs: Any) -> list[Any]:
+            leaves = list(inputs)
+            random: Any = leaves.pop() if self.random else None
+            ints: Any = leaves.pop() if self.ints else ()
+            floats: Any = leaves.pop() if self.floats else ()
+            return lower_program(self, leaves, floats, ints, random)
+
+        return lowered_function(xla_trace, arguments, donate)
+
+    def text(self) -> Iterator[str]:
+        """The graph, a line for each node."""
+        return self.nodes[-1].text() if self.nodes else iter(())
+
+    def dumped(self) -> str:
+        """For the error of a program that fails: its HLO, if it is asked for; also writes it to the file for it."""
+        path, shown = config.get("save_hlo_file"), config.get("dump_hlo_graph") == "1"
+        if not (path or shown):
+            return ""
+        text = self.lowered().as_text(dialect="hlo")
+        if path:
+            Path(path).write_text(text, encoding="utf-8")
+        return f"\n{text}" if shown else f"\nits HLO is in {path}"
+
+    def describe(self, last: int = 8) -> str:
+        """The last operators with the user's lines."""
+        lines = [f"  {node.operation.name} at {node.line}" for node in self.nodes if node.operation.lower is not None]
+        more = len(lines) - last
+        head = [f"  ... {more} before"] if more > 0 else []
+        return "recorded operators, the last one last:\n" + "\n".join(head + lines[-last:])
+
+
+class Program(Graph):
     """A compiled program of one trace.
 
     Attributes:
         outputs: slots of the values it computes; first those that replace a leaf, in the order of the leaves.
         donated: for each leaf, whether its buffer is given to the program.
-        nodes: the recorded nodes, with the user's lines.
         specs: of each output.
         checks: what may fail for its data; if there is any, the last output says which did.
         from_disk: whether it came from the cache on disk, already compiled.
+        runs: how often it ran since its making, or since the counters were reset.
     """
 
     def __init__(self, trace: Trace, outputs: tuple[int, ...], dead: Sequence[bool]) -> None:
-        self.nodes = trace.node.path()
+        super().__init__(trace.node, outputs)
+        self.runs = 0
         by_slot = _specs(self.nodes)
         successors = _successors(trace, by_slot, outputs, dead)
         self.outputs = outputs = tuple(dict.fromkeys((*(s for s in successors if s is not None), *outputs)))
-        self.floats = len(trace.floats)
-        self.ints = len(trace.ints)
-        self.random = trace.random_draws > 0
-        self.checks: list[Failing] = []
         self.specs = [by_slot[slot] for slot in outputs]
         self.donated = [slot is not None for slot in successors]
         key = program_cache.key_of(self.nodes, outputs, self.donated, (self.floats, self.ints))
@@ -58,28 +118,46 @@ class Program:
             self.checks = [Failing(*check) for check in kept.checks]
             self.compiled = kept.run
         else:
-            self.compiled = self._compile([leaf.buffer for leaf in trace.leaves])
+            self.compiled = self._compile()
             if key is not None:
                 program_cache.store(key, self.compiled, self.checks)
+        _programs.add(self)
 
-    def _compile(self, leaves: list[Any]) -> Any:
-        arguments = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-        arguments += [jax.ShapeDtypeStruct((self.floats,), np.float64)] if self.floats else []
-        arguments += [jax.ShapeDtypeStruct((self.ints,), np.int64)] if self.ints else []
-        arguments += [jax.ShapeDtypeStruct((4,), np.uint32)] if self.random else []
-        donate = tuple(i for i, given in enumerate(self.donated) if given)
-
-        def xla_trace(*inputs: Any) -> list[Any]:
-            leaves = list(inputs)
-            random: Any = leaves.pop() if self.random else None
-            ints: Any = leaves.pop() if self.ints else ()
-            floats: Any = leaves.pop() if self.floats else ()
-            return lower_program(self, leaves, floats, ints, random)
-
+    def _compile(self) -> Any:
         try:
-            return compiled_function(xla_trace, arguments, donate)
+            return compiled_lowering(self.lowered([i for i, given in enumerate(self.donated) if given]))
         except jax.errors.JaxRuntimeError as error:
-            raise CompileError(f"XLA could not compile the program: {error}\n{self.describe()}") from error
+            raise CompileError(
+                f"XLA could not compile the program: {error}\n{self.describe()}{self.dumped()}"
+            ) from error
+
+    def memory_sizes(self) -> dict[str, int]:
+        """Bytes of arguments, outputs, memory that both share (donated), temporaries and code, as XLA says it.
+
+        Empty where it does not.
+        """
+        analysis = getattr(self.compiled, "memory_analysis", lambda: None)()
+        if analysis is None:
+            return {}
+        return {
+            "arguments": int(analysis.argument_size_in_bytes),
+            "outputs": int(analysis.output_size_in_bytes),
+            "donated": int(analysis.alias_size_in_bytes),
+            "temporaries": int(analysis.temp_size_in_bytes),
+            "code": int(analysis.generated_code_size_in_bytes),
+        }
+
+    def cost(self) -> dict[str, float]:
+        """XLA's own estimates for the program: "flops", "bytes accessed" and others. Compiles and runs nothing."""
+        return dict(self.lowered().cost_analysis() or {})
+
+    def memory(self) -> int:
+        """The bytes that a run needs by XLA's account: inputs, outputs that are not written over inputs, temporaries.
+
+        0 where XLA says nothing.
+        """
+        sizes = self.memory_sizes()
+        return sum(sizes[name] for name in ("arguments", "outputs", "temporaries")) - sizes["donated"] if sizes else 0
 
     def run(self, leaves: list[Any], floats: list[float], ints: list[int], random: tuple[int, int]) -> list[Any]:
         """Start the program; returns its output arrays, which may still be being computed."""
@@ -90,6 +168,7 @@ class Program:
             inputs.append(np.array(ints, np.int64))
         if self.random:
             inputs.append(random_words(*random))
+        self.runs += 1
         with runtime.x64():
             return self.compiled(*inputs)
 
@@ -103,12 +182,13 @@ class Program:
         message = failing.message.format(value=value)
         return failing.kind(f"{message} ({node.operation.name}, recorded at {node.line})")
 
-    def describe(self, last: int = 8) -> str:
-        """The last operators of the program with the user's lines."""
-        lines = [f"  {node.operation.name} at {node.line}" for node in self.nodes if node.operation.lower is not None]
-        more = len(lines) - last
-        head = [f"  ... {more} before"] if more > 0 else []
-        return "recorded operators, the last one last:\n" + "\n".join(head + lines[-last:])
+
+_programs: weakref.WeakSet[Program] = weakref.WeakSet()
+
+
+def live_programs() -> Iterator[Program]:
+    """The programs that there are, in no order."""
+    return iter(list(_programs))
 
 
 def _specs(nodes: list[Node]) -> dict[int, Spec]:
@@ -151,7 +231,14 @@ def _successors(
     return successors
 
 
-def _needed(program: Program) -> set[int]:
+def _scope(node: Node) -> Any:
+    """Where the operator comes from, in the names of what it is lowered to, if that is asked for."""
+    if config.get("hlo_debug") != "1":
+        return contextlib.nullcontext()
+    return jax.named_scope(f"{node.operation.name} at {node.line}")
+
+
+def _needed(program: Graph) -> set[int]:
     """Indices of the nodes that the outputs depend on; the others are not lowered at all."""
     wanted = set(program.outputs)
     needed = set()
@@ -169,14 +256,24 @@ def random_words(seed: int, offset: int) -> np.ndarray[Any, Any]:
     return np.array([half for number in (seed, offset) for half in (number & 0xFFFFFFFF, number >> 32)], np.uint32)
 
 
-def compiled_function(function: Any, arguments: Sequence[Any], donate: Sequence[int]) -> Any:
-    """`function` of these arguments (arrays, or their shapes and dtypes), compiled for the device."""
+def lowered_function(function: Any, arguments: Sequence[Any], donate: Sequence[int]) -> Any:
+    """`function` of these arguments (arrays, or their shapes and dtypes), in JAX's form."""
     with runtime.x64(), jax.default_device(runtime.default_device()):
-        lowered = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*arguments)
+        return jax.jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*arguments)
+
+
+def compiled_lowering(lowered: Any) -> Any:
+    """What `lowered_function` gave, compiled for the device."""
+    with runtime.x64(), jax.default_device(runtime.default_device()):
         return lowered.compile(compiler_options=runtime.compiler_options())
 
 
-def lower_program(program: Program, inputs: list[Any], floats: Any, ints: Any, random: Any) -> list[Any]:
+def compiled_function(function: Any, arguments: Sequence[Any], donate: Sequence[int]) -> Any:
+    """`function` of these arguments (arrays, or their shapes and dtypes), compiled for the device."""
+    return compiled_lowering(lowered_function(function, arguments, donate))
+
+
+def lower_program(program: Graph, inputs: list[Any], floats: Any, ints: Any, random: Any) -> list[Any]:
     """The body of the program, node by node: its outputs, and the result of its checks if there are any.
 
     Runs under jax's tracing. `inputs` are the leaves, `floats`, `ints` and `random` the other inputs, as in `run`.
@@ -205,7 +302,7 @@ def lower_program(program: Program, inputs: list[Any], floats: Any, ints: Any, r
             own_ints = ints[num_ints : num_ints + operation.num_ints]
             operands = [env[slot] for slot in node.operands]
             try:
-                with collecting() as found:
+                with collecting() as found, _scope(node):
                     results = operation.lower(operands, own_floats, own_ints, key)
             except Exception as error:
                 raise LoweringError(

@@ -37,7 +37,7 @@ from xlatrainer.backend.ir import Node, Spec
 from xlatrainer.backend.lowerings.checks import FAILURE_SHAPE
 from xlatrainer.errors import CacheError
 
-__all__ = ["Entry", "key_of", "load", "store"]
+__all__ = ["Entry", "initialize_cache", "key_of", "load", "store"]
 
 _log = logging.getLogger("xlatrainer.cache")
 
@@ -68,14 +68,30 @@ def folder() -> Path | None:
     return Path(base).expanduser() / "xlatrainer" / "programs"
 
 
+def initialize_cache(path: str | os.PathLike[str], readonly: bool = False) -> None:
+    """Keep compiled programs in a folder of your own from now on, in place of the user's cache folder.
+
+    Args:
+        path: the folder; it is made if need be.
+        readonly: only look for programs there. Default False, which writes those that are compiled.
+
+    Raises:
+        OSError: if the folder cannot be made.
+    """
+    if not readonly:
+        Path(path).expanduser().mkdir(parents=True, exist_ok=True)
+    config.put(cache_dir=os.fspath(path), cache_readonly="on" if readonly else "off")
+
+
 def key_of(
     nodes: Sequence[Node], outputs: Sequence[int], donated: Sequence[bool], numbers: tuple[int, int]
 ) -> str | None:
     """A name for the program of these nodes; None if it is not to be kept.
 
-    That is so without a folder, and for an operator that has no text that says all of it.
+    That is so without a folder, for programs that carry the user's lines, and for an operator that has no text that
+    says all of it.
     """
-    if folder() is None:
+    if folder() is None or config.get("hlo_debug") == "1":
         return None
     digest = hashlib.sha256(_surroundings().encode())
     digest.update(repr((tuple(outputs), tuple(donated), numbers, config.get("check_indices"))).encode())
@@ -167,6 +183,8 @@ def store(key: str, compiled: Any, checks: Iterable[Check]) -> None:
 def _path(key: str) -> Path | None:
     place = folder()
     if place is None:
+        return None
+    if config.get("cache_readonly") == "on" and not place.exists():
         return None
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -2,12 +2,12 @@
 
 JAX is asked for its devices at the first use, never at import. 64-bit types are switched on around our own work only.
 
-May import: jax, torch, numpy, host_memory, dtypes, config, counters.
+May import: jax, torch, numpy, host_memory, dtypes, config, counters, measurements.
 """
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,11 +15,20 @@ import numpy as np
 import torch
 
 from xlatrainer import config
-from xlatrainer.backend import counters
+from xlatrainer.backend import counters, measurements
 from xlatrainer.backend.dtypes import from_numpy, to_numpy
 from xlatrainer.backend.host_memory import keep_freed_memory
 
-__all__ = ["compiler_options", "default_device", "local_devices", "to_device", "to_host", "undisturbed", "x64"]
+__all__ = [
+    "compiler_options",
+    "copies",
+    "default_device",
+    "local_devices",
+    "to_device",
+    "to_host",
+    "undisturbed",
+    "x64",
+]
 
 _PLATFORMS = {"": None, "CPU": "cpu", "GPU": "gpu", "CUDA": "gpu", "TPU": "tpu"}
 
@@ -52,6 +61,11 @@ def default_device() -> Any:
     return _Chosen.device
 
 
+def num_live_arrays() -> int:
+    """How many arrays there are on the device, those of other users of JAX in this process included."""
+    return len(jax.live_arrays(default_device().platform))
+
+
 _BITS = {1: torch.int8, 2: torch.int16}
 _ALIGNMENT = 64  # bytes; what XLA's CPU client asks of memory that it does not copy
 
@@ -75,7 +89,7 @@ def to_device(tensor: torch.Tensor) -> Any:
     else:
         array = np.from_dlpack(tensor)  # `tensor.numpy()` would forbid the user to resize the tensor ever after
     counters.add("TransferToDevice")
-    with x64():
+    with measurements.timed("TransferToDeviceTime"), x64():
         return jax.device_put(_private_copy(array), default_device())
 
 
@@ -121,9 +135,20 @@ def undisturbed() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def copies(buffers: Sequence[Any]) -> list[Any]:
+    """Copies of device arrays on the device, which may still be being made; compiles nothing."""
+    with x64():
+        return list(jax.device_put(list(buffers), default_device(), may_alias=False))
+
+
 def to_host(buffer: Any) -> torch.Tensor:
-    """A CPU tensor of its own with the contents of a device array; waits for it."""
+    """A CPU tensor of its own with the contents of a device array; waits for it, which counts as part of the copy."""
     counters.add("TransferFromDevice")
+    with measurements.timed("TransferFromDeviceTime"):
+        return _copied(buffer)
+
+
+def _copied(buffer: Any) -> torch.Tensor:
     dtype = from_numpy(buffer.dtype)
     if default_device().platform == "cpu" and buffer.size and dtype.itemsize > 1:
         return torch.from_dlpack(buffer).clone()

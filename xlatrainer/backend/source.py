@@ -12,7 +12,7 @@ from types import FrameType, ModuleType
 import jax
 import torch
 
-__all__ = ["is_own_code", "user_line"]
+__all__ = ["is_own_code", "user_line", "user_stack"]
 
 
 def _folder(module: ModuleType) -> str:
@@ -62,3 +62,14 @@ def user_line() -> str:
     frame = sys._current_frames().get(main) if main is not None else None
     there = _first_outside(frame)
     return f"{there} (backward)" if there is not None else "unknown line"
+
+
+def user_stack() -> str:
+    """All of the user's lines that the call came through, the innermost first, joined by ` <- `."""
+    lines = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _is_users(frame.f_code.co_filename):
+            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
+        frame = frame.f_back
+    return " <- ".join(lines) or user_line()

@@ -3,23 +3,28 @@
 Autograd runs backward passes on threads of its own, so the trace belongs to the device and not to a thread;
 `state.lock` is held while an operator is recorded and while a trace is run.
 
-May import: ir, source, errors.
+May import: ir, source, config, errors.
 """
 
+import contextlib
 import os
 import threading
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
+from xlatrainer import config
 from xlatrainer.backend.ir import Node, Operation, Trace, make_root
-from xlatrainer.backend.source import user_line
+from xlatrainer.backend.source import user_line, user_stack
 from xlatrainer.errors import ForkedProcessError
 
-__all__ = ["DeviceState", "state"]
+__all__ = ["Compilation", "DeviceState", "state"]
 
 # Nodes of the tree of traces after which it is planted anew (programs are then compiled again): a program whose graph
 # never repeats must not fill the memory.
 MAX_TREE_NODES = 1_000_000
 DEFAULT_SEED = 0
+MAX_COMPILATIONS = 1000  # that are remembered
 
 
 class _ForkedLock:
@@ -36,6 +41,39 @@ class _ForkedLock:
         return None
 
 
+class _EagerLock:
+    """Stands in for the lock in eager mode: whoever lets go of it last runs what was recorded, which is one operator.
+
+    Operators that a kernel calls for its work come together in one program.
+    """
+
+    def __init__(self, lock: Any, run: Callable[[], Any]) -> None:
+        self._lock = lock
+        self._run = run
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self._lock.__enter__()
+        self._depth += 1
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        try:
+            if kind is None and self._depth == 1 and state.trace.num_nodes and not state.lazy_regions:
+                self._run()
+        finally:
+            self._depth -= 1
+            self._lock.__exit__(kind, *rest)
+
+
+class Compilation(NamedTuple):
+    """A program that was compiled: where its graph ends, the program, why it ran, and the line that made it run."""
+
+    node: Node
+    program: Any
+    cause: str
+    line: str
+
+
 class DeviceState:
     """See the module's text. There is one instance, `state`."""
 
@@ -49,10 +87,14 @@ class DeviceState:
         self.seed = DEFAULT_SEED
         self.random_offset = 0  # draws since the seed was set, without those of the pending trace
         self.observer: Any = None  # told of what would keep a step from being replayed; see `replay.observation`
+        self.reporter: Any = None  # told of every program that runs; see `debug.analysis`
+        self.compilations: deque[Compilation] = deque(maxlen=MAX_COMPILATIONS)
+        self.lazy_regions = 0  # blocks that are lazy in eager mode
 
     def extend(self, parent: Node, operation: Operation, token: tuple[Any, ...], num_slots: int) -> Node:
         """A new node of the tree, for a trace that leaves the known paths."""
-        node = Node(parent, operation, token[1:], num_slots, user_line() if operation.lower is not None else "")
+        line = "" if operation.lower is None else user_stack() if config.get("ir_debug") == "1" else user_line()
+        node = Node(parent, operation, token[1:], num_slots, line)
         parent.children[token] = node
         self.tree_nodes += 1
         return node
@@ -76,6 +118,25 @@ class DeviceState:
         assert not self.trace.random_draws
         self.seed = seed
         self.random_offset = 0
+
+    @property
+    def is_eager(self) -> bool:
+        return isinstance(self.lock, _EagerLock)
+
+    def set_eager(self, run: Callable[[], Any] | None) -> None:
+        """Run each operator at once, with `run`; None: no more."""
+        with self.lock:
+            if self.is_eager != (run is not None):
+                self.lock = _EagerLock(self.lock, run) if run is not None else self.lock._lock
+
+    @contextlib.contextmanager
+    def lazy_region(self) -> Iterator[None]:
+        """A block in which operators are recorded and not run at once, whatever the mode."""
+        self.lazy_regions += 1
+        try:
+            yield
+        finally:
+            self.lazy_regions -= 1
 
     def mark_forked(self) -> None:
         """Called in a forked child."""

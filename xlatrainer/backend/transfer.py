@@ -3,7 +3,7 @@
 May import: tensor, executor, runtime, state, source.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import torch
@@ -17,7 +17,7 @@ from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import from_host, storage_data, value_of
 from xlatrainer.errors import ExecutionError
 
-__all__ = ["fetch", "is_ready", "read_to_host", "upload_value"]
+__all__ = ["copies_of", "fetch", "is_ready", "read_to_host", "upload_value", "values_to_host"]
 
 
 def upload_value(tensor: torch.Tensor) -> Value:
@@ -28,7 +28,7 @@ def upload_value(tensor: torch.Tensor) -> Value:
     """
     with state.lock:
         if state.trace.num_nodes > config.get("max_pending_nodes"):
-            run_pending()
+            run_pending("much is pending and a tensor is copied to the device")
         return from_host(tensor)
 
 
@@ -36,21 +36,41 @@ def read_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """CPU copies, contiguous, of `xla` tensors; runs what is pending, once, and waits."""
     with state.lock:
         if state.observer is not None and tensors:
-            state.observer.interrupted("it reads a value", user_line())
-        values = [value_of(tensor) for tensor in tensors]
+            state.observer.broken("it reads a value", user_line())
+        values = [_whole(tensor) or value_of(tensor) for tensor in tensors]
+    return [copy.view(tensor.shape) for copy, tensor in zip(values_to_host(values), tensors, strict=True)]
+
+
+def _whole(tensor: torch.Tensor) -> Value | None:
+    """The value of the storage, in whatever shape, of a tensor that is all of it in order; None for others."""
+    value = storage_data(tensor).value
+    if value is None or value.spec.dtype is not tensor.dtype or value.spec.numel != tensor.numel():
+        return None
+    plain = tensor.is_contiguous() and not tensor.storage_offset() and not tensor.is_conj() and not tensor.is_neg()
+    return value if plain else None
+
+
+def values_to_host(values: Sequence[Value]) -> list[torch.Tensor]:
+    """CPU copies of values; runs what is pending if they need it, and waits."""
+    with state.lock:
         if any(value.buffer is None for value in values):
-            run_pending()
-        buffers = [value.buffer for value in values]
-    copies = []
-    for buffer in buffers:
-        if isinstance(buffer, Lost):
-            raise buffer.error()
-        try:
-            copies.append(runtime.to_host(buffer))
-        except jax.errors.JaxRuntimeError as error:
-            raise ExecutionError(f"the program that computes this tensor failed: {error}") from error
+            run_pending("a value is read")
+    copies = copies_of(values)
     with state.lock:
         raise_failed_checks()  # of the program that computed them, which is done, and of those before
+    return copies
+
+
+def copies_of(values: Sequence[Value]) -> list[torch.Tensor]:
+    """CPU copies of values whose program was started; waits for it, and leaves its failed checks to others."""
+    copies = []
+    for value in values:
+        if isinstance(value.buffer, Lost):
+            raise value.buffer.error()
+        try:
+            copies.append(runtime.to_host(value.buffer))
+        except jax.errors.JaxRuntimeError as error:
+            raise ExecutionError(f"the program that computes this tensor failed: {error}") from error
     return copies
 
 
@@ -59,6 +79,42 @@ def fetch(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     on_xla = [tensor.detach() for tensor in tensors if tensor.device.type == "xla"]
     copies = iter(read_to_host(on_xla))
     return [next(copies) if tensor.device.type == "xla" else tensor.detach().cpu() for tensor in tensors]
+
+
+def hold(tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    """Keep what the tensors hold now, whatever later steps write into them; waits for nothing.
+
+    `xla` tensors are copied on the device: their memory is given to the next step's program.
+
+    Returns:
+        A function that gives CPU copies, detached, as `fetch` would have. It may be called from any thread, once.
+    """
+    on_xla = [tensor.device.type == "xla" for tensor in tensors]
+    with state.lock:
+        if state.observer is not None and any(on_xla):
+            state.observer.interrupted("it keeps a value", user_line())
+        values = [value_of(t.detach()) for t, is_xla in zip(tensors, on_xla, strict=True) if is_xla]
+        if any(value.buffer is None for value in values):
+            run_pending("a copy is kept")
+        buffers = [value.buffer for value in values]
+    for buffer in buffers:
+        if isinstance(buffer, Lost):
+            raise buffer.error()
+    copies = runtime.copies(buffers)
+    others = [t.detach().to("cpu", copy=True) for t, is_xla in zip(tensors, on_xla, strict=True) if not is_xla]
+
+    def fetched() -> list[torch.Tensor]:
+        try:
+            from_xla = iter([runtime.to_host(copy) for copy in copies])
+        except jax.errors.JaxRuntimeError as error:
+            raise ExecutionError(f"the program that computes a tensor to be saved failed: {error}") from error
+        copies.clear()
+        with state.lock:
+            raise_failed_checks()  # of the program that computed them, which is done, and of those before
+        from_cpu = iter(others)
+        return [next(from_xla) if is_xla else next(from_cpu) for is_xla in on_xla]
+
+    return fetched
 
 
 def is_ready(tensor: torch.Tensor) -> bool:

@@ -5,7 +5,8 @@ Knows the Trainer only by what `set_trainer` gives it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import nn
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Callback", "LogValues", "MaybeReady"]
 
-LogValues = Mapping[str, float]
+LogValues = MutableMapping[str, float]
 
 
 @runtime_checkable
@@ -43,17 +44,31 @@ class Callback:
           on_epoch_end(epoch, logs)
         on_train_end(logs)
 
-    `evaluate` calls the `on_test_*` hooks, `predict` the `on_predict_*` hooks.
+    `evaluate` calls the `on_test_*` hooks, `predict` the `on_predict_*` hooks. An exception, of a callback or of
+    anything else, ends the call: `on_exception(error)` of every callback, then `on_train_end` of those that have had
+    `on_train_begin` and no `on_train_end` yet, and the exception goes on. `on_save(path)` and `on_load(path)` follow
+    `trainer.save` and `trainer.load`.
+
+    A callback that overrides `state_dict` and `load_state_dict` has its state in the checkpoints.
 
     `logs` maps names to values: the loss and the metrics over the epoch so far, in `on_epoch_end` those of the
     validation too, under `val_` names. **Reading a value waits for the device; not reading it costs nothing**, so
     a hook that runs every batch should read only now and then. Where a hook has nothing to report, `logs` is empty.
+    A value that a callback sets, `logs["learning_rate"] = 0.1`, is seen by the callbacks after it, and at the end of an
+    epoch by `History` and the progress display too.
 
     Attributes:
         trainer: The Trainer that calls. Set `trainer.stop_training = True` to stop after the current batch.
         model: The model being trained.
         params: "epochs", "steps" (batches an epoch, None if unknown) and "verbose" of the current call.
+        writes_files: Whether it writes files or sends values away; `fit(fast_dev_run=...)` leaves those out.
+        runs_last: Whether it is called after all those for which this is False, as what saves their state must be; only
+            its `on_train_end` comes before theirs, since they may put other weights into the model then.
     """
+
+    writes_files: bool = False
+    runs_last: bool = False
+    num_calls: int = 0  # of `fit`, `evaluate` and `predict` that are going on, one within another
 
     trainer: Trainer
     model: nn.Module
@@ -117,3 +132,26 @@ class Callback:
 
     def on_predict_batch_end(self, batch: int, logs: LogValues) -> None:
         """A batch of `predict` has been handed to the device."""
+
+    def on_preempt(self, logs: LogValues) -> None:
+        """SIGTERM has ended the training; a checkpoint is written if the Trainer has an `output_dir`."""
+
+    def on_exception(self, error: BaseException) -> None:
+        """An exception ends the `fit`, `evaluate` or `predict`; it is raised again when all callbacks were told."""
+
+    def on_save(self, path: str | os.PathLike[str]) -> None:
+        """The Trainer's state has been saved at `path`."""
+
+    def on_load(self, path: str | os.PathLike[str]) -> None:
+        """The Trainer's state has been loaded from `path`."""
+
+    def resume_from(self) -> str | os.PathLike[str] | None:
+        """The checkpoint that the coming `fit` goes on from, if there is one and it is given no other. Default none."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of this callback: plain data and tensors. Default nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned; the `fit` that goes on with it, or has begun, does not reset it."""

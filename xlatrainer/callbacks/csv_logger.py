@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from xlatrainer.callbacks.callback import Callback, LogValues
 
@@ -14,14 +16,18 @@ __all__ = ["CSVLogger"]
 class CSVLogger(Callback):
     """Writes the logs of each epoch as a line of a CSV file, on disk when the epoch ends.
 
-    The columns are "epoch" (counted from 0) and the names of the first epoch's logs, in their order. A name that
-    appears later is an error; one that is missing in some epoch leaves its cell empty.
+    The columns are "epoch" (counted from 0) and the names of the first epoch's logs, in their order. For a name that
+    appears later, such as that of a validation every other epoch, the file is written anew with a further column; a
+    name that is missing in some epoch leaves its cell empty.
 
     Args:
         filename: The file; its folder is made if need be.
         separator: Between the cells; default ",".
-        append: True continues an existing file, below its header; default False, which overwrites it.
+        append: True continues an existing file, below its header; default False, which overwrites it. A training that
+            is resumed continues it in any case, without the epochs that are now trained again.
     """
+
+    writes_files = True
 
     def __init__(self, filename: str | os.PathLike[str], separator: str = ",", append: bool = False) -> None:
         self.path = Path(filename)
@@ -32,25 +38,41 @@ class CSVLogger(Callback):
     def on_train_begin(self, logs: LogValues) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._columns = None
-        if not self.append:
+        is_resumed = self.trainer.saver.resumed_from is not None
+        if (self.append or is_resumed) and self.path.exists() and self.path.stat().st_size:
+            rows = self._read()
+            if is_resumed:
+                self._write([row for row in rows if int(row["epoch"]) < self.trainer.epoch], "w")
+        else:
             self.path.write_text("")
-        elif self.path.exists() and self.path.stat().st_size:
-            with self.path.open(newline="") as file:
-                self._columns = next(csv.reader(file, delimiter=self.separator))
 
     def on_epoch_end(self, epoch: int, logs: LogValues) -> None:
         row = {"epoch": epoch, **logs}
-        is_new = self._columns is None
         if self._columns is None:
             self._columns = list(row)
-        unknown = sorted(set(row) - set(self._columns))
-        if unknown:
-            raise ValueError(
-                f"{self.path} has the columns {self._columns}, and there is none for {unknown}. "
-                f"Write to another file, or use append=False to begin it anew"
-            )
-        with self.path.open("a", newline="") as file:
+            self._write([], "w")
+        elif not row.keys() <= set(self._columns):
+            rows = self._read()
+            self._columns += [name for name in row if name not in self._columns]
+            self._write(rows, "w")
+        self._write([row], "a")
+
+    def _read(self) -> list[dict[str, str]]:
+        """The rows of the file that were written whole; sets the columns to its."""
+        with self.path.open(newline="") as file:
+            whole = [line for line in file.readlines() if line.endswith("\n")]
+        reader = csv.DictReader(whole, delimiter=self.separator)
+        self._columns = list(reader.fieldnames or ())
+        return list(reader)
+
+    def _write(self, rows: Sequence[Mapping[str, Any]], mode: str) -> None:
+        """Write the header and `rows` to a new file that takes the place of the old one, or append `rows`."""
+        target = self.path if mode == "a" else self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        assert self._columns is not None
+        with target.open(mode, newline="") as file:
             writer = csv.DictWriter(file, self._columns, delimiter=self.separator)
-            if is_new:
+            if mode == "w":
                 writer.writeheader()
-            writer.writerow(row)
+            writer.writerows(rows)
+        if mode == "w":
+            os.replace(target, self.path)

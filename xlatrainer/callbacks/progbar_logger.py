@@ -1,4 +1,4 @@
-"""`ProgbarLogger`: a progress bar in a terminal, or one line an epoch.
+"""`ProgbarLogger`: a progress bar in a terminal or a notebook, or one line an epoch.
 
 Owns how values are shown. It never makes the device wait while batches run: the bar shows the newest values that
 happen to be ready, and only the end of an epoch reads values that may not be.
@@ -9,40 +9,43 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
+from tqdm.notebook import tqdm_notebook
 
+from xlatrainer.backend import counters
 from xlatrainer.callbacks.callback import Callback, LogValues, MaybeReady
 
-__all__ = ["ProgbarLogger", "resolve_verbose"]
+__all__ = ["ProgbarLogger", "ProgressBar", "resolve_verbose"]
 
 _SECONDS_BETWEEN_REFRESHES = 0.25
 _LOGS_KEPT = 32
+_IN_NOTEBOOK = issubclass(tqdm, tqdm_notebook)
 
 
 def resolve_verbose(verbose: str | int) -> int:
     """0 (silent), 1 (bar) or 2 (one line an epoch) for the `verbose` a user gave.
 
     Args:
-        verbose: 0, 1, 2, or "auto": 1 if stdout is a terminal, otherwise 2.
+        verbose: 0, 1, 2, or "auto": 1 if stdout is a terminal or in a notebook, otherwise 2.
 
     Raises:
         ValueError: For anything else.
     """
     if verbose == "auto":
-        return 1 if sys.stdout.isatty() else 2
+        return 1 if sys.stdout.isatty() or _IN_NOTEBOOK else 2
     if verbose in (0, 1, 2):
         return int(verbose)
     raise ValueError(f'verbose must be "auto", 0 (silent), 1 (progress bar) or 2 (one line an epoch), not {verbose!r}')
 
 
 class ProgbarLogger(Callback):
-    """Shows loss, metrics and examples a second; the Trainer adds one by itself unless `verbose` is 0.
+    """Shows loss, metrics, the time of a step and examples a second; the Trainer adds one unless `verbose` is 0.
 
-    With `verbose=1` a bar that is redrawn at most four times a second, with `verbose=2` a line at the end of each epoch
-    and of each `evaluate`.
+    With `verbose=1` a bar with the time that is left, redrawn at most four times a second; with `verbose=2` a line at
+    the end of each epoch and of each `evaluate`. The bar says "compiling" during the first step of a `fit`, and the
+    epochs in which programs were compiled say how many.
     """
 
     def __init__(self) -> None:
@@ -53,6 +56,7 @@ class ProgbarLogger(Callback):
 
     def on_train_begin(self, logs: LogValues) -> None:
         self._in_fit = True
+        self._is_first = True
 
     def on_train_end(self, logs: LogValues) -> None:
         self._in_fit = False
@@ -62,6 +66,11 @@ class ProgbarLogger(Callback):
         self._examples_before = self.trainer.num_examples
         self._suffix = ""
         self._begin()
+
+    def on_train_batch_begin(self, batch: int, logs: LogValues) -> None:
+        if self._is_first and self._bar is not None:
+            self._bar.draw(0, "compiling")
+        self._is_first = False
 
     def on_train_batch_end(self, batch: int, logs: LogValues) -> None:
         self._show(batch, logs, self.trainer.num_examples - self._examples_before)
@@ -95,10 +104,14 @@ class ProgbarLogger(Callback):
     def on_predict_end(self, logs: LogValues) -> None:
         self._end(logs)
 
+    def on_exception(self, error: BaseException) -> None:
+        self._close()
+
     def _begin(self) -> None:
+        self._compiled_before = counters.value("UncachedCompile")
         self._start = self._last_refresh = time.perf_counter()
         self._recent: deque[LogValues] = deque(maxlen=_LOGS_KEPT)
-        self._shown: Mapping[str, float] = {}
+        self._shown: LogValues = {}
         self._batches = 0
         if self.params["verbose"] == 1:
             self._bar = _Bar(self._title, self.params["steps"])
@@ -112,7 +125,7 @@ class ProgbarLogger(Callback):
             return
         self._last_refresh = now
         self._shown = self._newest_ready() or self._shown
-        self._bar.draw(self._batches, _values_text(self._shown, _rate_text(num_examples, now - self._start)))
+        self._bar.draw(self._batches, _values_text(self._shown, self._rate_text(num_examples, now - self._start)))
 
     def _newest_ready(self) -> LogValues | None:
         for logs in reversed(self._recent):
@@ -126,7 +139,7 @@ class ProgbarLogger(Callback):
             return
         values = dict(self._recent[-1])
         num_examples = self.trainer.num_examples - self._examples_before
-        self._suffix = _rate_text(num_examples, time.perf_counter() - self._start)
+        self._suffix = self._rate_text(num_examples, time.perf_counter() - self._start)
         if self._bar is not None:
             self._bar.draw(self._batches, _values_text(values, self._suffix))
 
@@ -136,10 +149,25 @@ class ProgbarLogger(Callback):
         self._recent.clear()
         if self._bar is not None:
             self._bar.draw(self._batches, text)
-            self._bar.close()
-            self._bar = None
+            self._close()
         else:
             print(" - ".join(part for part in (self._title, f"{seconds:.1f}s", text) if part), flush=True)
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _rate_text(self, num_examples: int, seconds: float) -> str:
+        """The time of a step, examples a second, and how many programs were compiled, if any."""
+        if not (num_examples and self._batches and seconds > 0):
+            return ""
+        compiled = counters.value("UncachedCompile") - self._compiled_before
+        parts = [f"{_time_text(seconds / self._batches)}/step", f"{num_examples / seconds:,.0f} examples/s"]
+        return " - ".join([*parts, f"{compiled} compiled"] if compiled else parts)
+
+
+ProgressBar = ProgbarLogger
 
 
 class _Bar:
@@ -147,14 +175,16 @@ class _Bar:
 
     def __init__(self, title: str, total: int | None) -> None:
         count = "{n_fmt}/{total_fmt}" if total else "{n_fmt}"
-        bar = "{desc}: {percentage:3.0f}%|{bar:20}| " if total else "{desc}: "
+        width = "" if _IN_NOTEBOOK else ":20"
+        bar = "{desc}: {percentage:3.0f}%|{bar" + width + "}| " if total else "{desc}: "
+        times = "{elapsed}<{remaining}" if total else "{elapsed}"
         self._tqdm: Any = _QuietTqdm(
             total=total,
             desc=title,
             file=sys.stdout,
             dynamic_ncols=True,
             mininterval=0,
-            bar_format=bar + count + " [{elapsed}{postfix}]",
+            bar_format=f"{bar}{count} [{times}{{postfix}}]",
         )
 
     def draw(self, count: int, text: str) -> None:
@@ -174,5 +204,11 @@ def _values_text(logs: LogValues, suffix: str) -> str:
     return " - ".join([*texts, suffix] if suffix else texts)
 
 
-def _rate_text(num_examples: int, seconds: float) -> str:
-    return f"{num_examples / seconds:,.0f} examples/s" if num_examples and seconds > 0 else ""
+def _time_text(seconds: float) -> str:
+    """Three digits or so, with a unit.
+
+    Example:
+        >>> _time_text(0.0123), _time_text(1.5)
+        ('12.3ms', '1.5s')
+    """
+    return f"{seconds:.3g}s" if seconds >= 1 else f"{seconds * 1000:.3g}ms"

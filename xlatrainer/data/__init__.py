@@ -1,5 +1,6 @@
 """Batches on the host."""
 
+from xlatrainer.data.batch import Batch
 from xlatrainer.data.epoch_iterator import EpochIterator
 
-__all__ = ["EpochIterator"]
+__all__ = ["Batch", "EpochIterator"]

@@ -1,11 +1,13 @@
-"""`Accuracy` and `TopKAccuracy`: how many predictions are right."""
+"""`Accuracy`, `BinaryAccuracy` and `TopKAccuracy`: how many predictions are right."""
 
 import torch
 from torch import Tensor
 
 from xlatrainer.metrics.mean import Mean
+from xlatrainer.metrics.metric import Metric
+from xlatrainer.metrics.weights import weighted_sum
 
-__all__ = ["Accuracy", "TopKAccuracy"]
+__all__ = ["Accuracy", "BinaryAccuracy", "TopKAccuracy", "is_class_index", "unknown_threshold"]
 
 
 class Accuracy(Mean):
@@ -36,9 +38,10 @@ class Accuracy(Mean):
         super().__init__(name, torch.int64)
         self._threshold = threshold
 
-    def update(self, prediction: Tensor, target: Tensor) -> None:  # type: ignore[override]
-        right = self._right(prediction, target)
-        self._add(right.sum(), right.numel())
+    def update(  # type: ignore[override]
+        self, prediction: Tensor, target: Tensor, sample_weight: Tensor | None = None
+    ) -> None:
+        self._add(*weighted_sum(self._right(prediction, target), sample_weight))
 
     def _right(self, prediction: Tensor, target: Tensor) -> Tensor:
         if is_class_index(prediction, target):
@@ -48,16 +51,45 @@ class Accuracy(Mean):
                 return prediction.argmax(1) == target.argmax(1)
         elif prediction.numel() == target.numel():
             if self._threshold is None:
-                raise ValueError(
-                    f"{self.name}: one score an example (shape {tuple(prediction.shape)}) may be a logit or a "
-                    f"probability; use Accuracy(threshold=0.0) for logits, Accuracy(threshold=0.5) for probabilities"
-                )
-            return (prediction.reshape(target.shape) > self._threshold) == (target > 0.5)
+                raise unknown_threshold(self, prediction)
+            return _agree(prediction.reshape(target.shape), target, self._threshold)
         raise ValueError(
             f"{self.name}: predictions of shape {tuple(prediction.shape)} and {target.dtype} targets of shape "
             f"{tuple(target.shape)} do not go together. Accepted: scores (N, C, ...) with integer classes (N, ...) or "
             f"float targets (N, C, ...); single scores (N,) or (N, 1) with as many targets of 0 or 1"
         )
+
+
+class BinaryAccuracy(Mean):
+    """The share of right answers to yes-or-no questions: every value of the prediction is one.
+
+    Args:
+        threshold: As for `Accuracy`: 0.0 for logits, 0.5 for probabilities. Default None, which is an error.
+        name: Its name in the logs; default "binary_accuracy".
+
+    Example:
+        >>> accuracy = BinaryAccuracy(threshold=0.0)
+        >>> accuracy.update(torch.tensor([[2.0, -1.0], [0.5, 3.0]]), torch.tensor([[1, 0], [0, 1]]))
+        >>> accuracy.compute()
+        tensor(0.7500)
+    """
+
+    def __init__(self, threshold: float | None = None, name: str = "binary_accuracy") -> None:
+        super().__init__(name, torch.int64)
+        self._threshold = threshold
+
+    def update(  # type: ignore[override]
+        self, prediction: Tensor, target: Tensor, sample_weight: Tensor | None = None
+    ) -> None:
+        """Take in scores (N, ...) and targets of 0 and 1 of the same shape, or (N, 1) scores and (N,) targets."""
+        if self._threshold is None:
+            raise unknown_threshold(self, prediction)
+        if prediction.shape != target.shape and prediction.shape != (*target.shape, 1):
+            raise ValueError(
+                f"{self.name} needs predictions and targets of the same shape, got {tuple(prediction.shape)} and "
+                f"{tuple(target.shape)}"
+            )
+        self._add(*weighted_sum(_agree(prediction.reshape(target.shape), target, self._threshold), sample_weight))
 
 
 class TopKAccuracy(Mean):
@@ -78,14 +110,29 @@ class TopKAccuracy(Mean):
         super().__init__(name or f"top{k}_accuracy", torch.int64)
         self._k = k
 
-    def update(self, prediction: Tensor, target: Tensor) -> None:  # type: ignore[override]
+    def update(  # type: ignore[override]
+        self, prediction: Tensor, target: Tensor, sample_weight: Tensor | None = None
+    ) -> None:
         if not is_class_index(prediction, target) or prediction.shape[1] < self._k:
             raise ValueError(
                 f"{self.name} needs scores (N, C, ...) of at least {self._k} classes and integer targets (N, ...); got "
                 f"{tuple(prediction.shape)} and {target.dtype} {tuple(target.shape)}"
             )
         right = (prediction.topk(self._k, dim=1).indices == target.unsqueeze(1)).any(dim=1)
-        self._add(right.sum(), right.numel())
+        self._add(*weighted_sum(right, sample_weight))
+
+
+def unknown_threshold(metric: Metric, prediction: Tensor) -> ValueError:
+    """The error of a metric that would have to guess what its scores are."""
+    kind = type(metric).__name__
+    return ValueError(
+        f"{metric.name}: one score an example (shape {tuple(prediction.shape)}) may be a logit or a probability; use "
+        f"{kind}(threshold=0.0) for logits, {kind}(threshold=0.5) for probabilities"
+    )
+
+
+def _agree(prediction: Tensor, target: Tensor, threshold: float) -> Tensor:
+    return (prediction > threshold) == (target > 0.5)
 
 
 def is_class_index(prediction: Tensor, target: Tensor) -> bool:

@@ -1,15 +1,16 @@
 """Means over examples: `Mean` of numbers, and `MeanMetric` of a function of predictions and targets.
 
-Both keep a sum and the number of what was summed, so that a short last batch counts for what it holds.
+Both keep a sum and the number, or the weight, of what was summed, so that a short last batch counts for what it holds.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from xlatrainer.metrics.metric import Metric
+from xlatrainer.metrics.weights import weighted_sum
 
 __all__ = ["Mean", "MeanMetric"]
 
@@ -37,15 +38,21 @@ class Mean(Metric):
         self.add_state("total", torch.zeros((), dtype=dtype))
         self.add_state("weight", torch.zeros((), dtype=torch.int64))
 
-    def update(self, value: Tensor, weight: int = 1) -> None:
-        """Take in `value`, shape (), for `weight` examples."""
+    def set_weighted(self) -> Self:
+        super().set_weighted()
+        for name in ("total", "weight"):
+            self.add_state(name, torch.zeros((), dtype=torch.float32))
+        return self
+
+    def update(self, value: Tensor, weight: int | Tensor = 1) -> None:
+        """Take in `value`, shape (), for `weight` examples: a number, or an integer tensor of shape ()."""
         self._add(value.detach().to(self.total.dtype) * weight, weight)
 
     def compute(self) -> Tensor:
         """The mean, shape (), float32; NaN before the first `update`."""
         return self.total / self.weight
 
-    def _add(self, total: Tensor, weight: int) -> None:
+    def _add(self, total: Tensor, weight: int | Tensor) -> None:
         self.total = self.total + total
         self.weight = self.weight + weight
 
@@ -56,6 +63,7 @@ class MeanMetric(Mean):
     Args:
         function: (prediction, target) -> tensor. A tensor of shape () is taken for the mean of a batch and counts once
             for each of its examples; a tensor with more values counts each of them (one an example, or an element).
+            Only the latter can be weighed, or leave out rows that pad a batch.
         name: Its name in the logs; default None, the name of the function.
 
     Example:
@@ -70,16 +78,23 @@ class MeanMetric(Mean):
         super().__init__(name or _name_of(function))
         self._function = function
 
-    def update(self, prediction: Any, target: Any) -> None:  # type: ignore[override]
+    def update(  # type: ignore[override]
+        self, prediction: Any, target: Any, sample_weight: Tensor | None = None
+    ) -> None:
         value = self._function(prediction, target)
         if not isinstance(value, Tensor):
             raise TypeError(f"the metric {self.name!r} must return a tensor, got {type(value).__name__}")
         value = value.detach().to(self.total.dtype)
-        if value.dim() == 0:
+        if value.dim() > 0:
+            self._add(*weighted_sum(value, sample_weight))
+        elif sample_weight is None:
             rows = _num_rows(target, prediction)
             self._add(value * rows, rows)
         else:
-            self._add(value.sum(), value.numel())
+            raise ValueError(
+                f"the metric {self.name!r} returns one number for a whole batch, in which rows cannot be weighed or "
+                f"left out; let it return one value for each example, shape (rows,)"
+            )
 
 
 def _name_of(function: Callable[..., Any]) -> str:

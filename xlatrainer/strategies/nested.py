@@ -1,9 +1,11 @@
-"""Apply a function to every tensor of a nested batch: tuples, named tuples, lists and dicts, however deep.
+"""Apply a function to every tensor of a nested batch: tuples, named tuples, lists, dicts and dataclasses, however deep.
 
 Owns the shape of a batch or a model's output, nothing of devices. NumPy arrays count as tensors; whatever else is
 found in the structure (strings, numbers, None) is kept as it is.
 """
 
+import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,10 +21,10 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
 
     Args:
         function: Called with each tensor, and with each NumPy array after `torch.as_tensor`.
-        tree: A tensor, or tuples, named tuples, lists and mappings of such, nested.
+        tree: A tensor, or tuples, named tuples, lists, mappings and dataclasses of such, nested.
 
     Returns:
-        The same structure; a mapping comes back as a plain dict.
+        The same structure; a mapping comes back as a plain dict, a dataclass as a copy.
 
     Example:
         >>> map_tensors(lambda t: t.shape, {"ids": torch.zeros(2, 3), "name": "first"})
@@ -38,6 +40,12 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
         return type(tree)(*(map_tensors(function, value) for value in tree))
     if isinstance(tree, list | tuple):
         return type(tree)(map_tensors(function, value) for value in tree)
+    if _is_dataclass(tree):
+        mapped = copy.copy(tree)
+        for field in dataclasses.fields(tree):
+            # as a frozen one, too, is filled
+            object.__setattr__(mapped, field.name, map_tensors(function, getattr(tree, field.name)))
+        return mapped
     return tree
 
 
@@ -53,3 +61,10 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
     elif isinstance(tree, list | tuple):
         for value in tree:
             yield from tensors_in(value)
+    elif _is_dataclass(tree):
+        for field in dataclasses.fields(tree):
+            yield from tensors_in(getattr(tree, field.name))
+
+
+def _is_dataclass(tree: Any) -> bool:
+    return dataclasses.is_dataclass(tree) and not isinstance(tree, type)

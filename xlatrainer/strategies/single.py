@@ -5,13 +5,15 @@ Owns the move of a model to a device with its tied weights kept tied. May import
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import xlatrainer.backend.closures as closures
 import xlatrainer.backend.device as xla_device
+import xlatrainer.backend.memory as memory
 import xlatrainer.backend.runtime as runtime
 import xlatrainer.backend.transfer as transfer
 from xlatrainer.backend.replay.step import ReplayedStep
@@ -51,8 +53,10 @@ class SingleDeviceStrategy(Strategy):
                 setattr(model.get_submodule(owner), leaf, model.get_parameter(first))
         return model
 
-    def loop(self) -> contextlib.AbstractContextManager[None]:
-        return runtime.undisturbed() if self._is_lazy else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def loop(self) -> Iterator[None]:
+        with runtime.undisturbed() if self._is_lazy else contextlib.nullcontext(), closures.finished():
+            yield
 
     def to_device(self, batch: Any) -> Any:
         return map_tensors(lambda tensor: tensor.to(self._device), batch)
@@ -64,6 +68,9 @@ class SingleDeviceStrategy(Strategy):
     def compiled(self, function: Callable[..., Any], state: dict[str, Any], name: str) -> Step:
         return ReplayedStep(function, state, name) if self._is_lazy else super().compiled(function, state, name)
 
+    def memory_limit(self) -> int | None:
+        return memory.memory_limit() if self._is_lazy else None
+
     def is_ready(self, tensor: Tensor) -> bool:
         return transfer.is_ready(tensor) if tensor.device.type == "xla" else True
 
@@ -71,6 +78,9 @@ class SingleDeviceStrategy(Strategy):
         if self._is_lazy:
             return transfer.fetch(tensors)
         return [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+
+    def hold(self, tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        return transfer.hold(tensors)
 
 
 def _tied_names(model: nn.Module) -> list[list[str]]:

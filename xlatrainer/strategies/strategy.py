@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from xlatrainer.backend.closures import step_ended
+
 __all__ = ["Step", "Strategy"]
 
 
@@ -23,8 +25,17 @@ class Step(Protocol):
     def __call__(self, *args: Any) -> Any:
         """Make a step; returns the function's result."""
 
-    def many(self, batches: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Make a step with each of these tuples of arguments, in one program where that can be."""
+    def many(self, batches: Sequence[tuple[Any, ...]], before_each: Callable[[int], None] | None = None) -> list[Any]:
+        """Make a step with each of these tuples of arguments, in one program where that can be.
+
+        Args:
+            batches: The arguments of each step.
+            before_each: Called with the number of each step before its numbers are taken, perhaps more than once: sets
+                the hyperparameters of optimizers. Default None.
+        """
+
+    def memory(self) -> int | None:
+        """The bytes that the program of the latest step needs on the device; None where that is not known."""
 
 
 class _PlainStep:
@@ -39,8 +50,16 @@ class _PlainStep:
         self._end()
         return result
 
-    def many(self, batches: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return [self(*args) for args in batches]
+    def memory(self) -> int | None:
+        return None
+
+    def many(self, batches: Sequence[tuple[Any, ...]], before_each: Callable[[int], None] | None = None) -> list[Any]:
+        results = []
+        for index, args in enumerate(batches):
+            if before_each is not None:
+                before_each(index)
+            results.append(self(*args))
+        return results
 
 
 class Strategy(ABC):
@@ -75,6 +94,10 @@ class Strategy(ABC):
     def end_step(self) -> None:
         """End a step: start whatever is still to be computed. Does not wait for it."""
 
+    def run_closures(self) -> None:
+        """Run the step closures of the step that was ended, once all that counts steps knows of it."""
+        step_ended()
+
     def compiled(self, function: Callable[..., Any], state: dict[str, Any], name: str) -> "Step":
         """`function` as a step of its own: calling it ends the step.
 
@@ -86,6 +109,10 @@ class Strategy(ABC):
         """
         return _PlainStep(function, self.end_step)
 
+    def memory_limit(self) -> int | None:
+        """Bytes that a step may need on the device; None where that is not known."""
+        return None
+
     @abstractmethod
     def is_ready(self, tensor: Tensor) -> bool:
         """Whether `tensor` could be read now without running or waiting for anything. Never blocks."""
@@ -93,3 +120,12 @@ class Strategy(ABC):
     @abstractmethod
     def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Copies of `tensors` on the CPU, made together. Waits until they are computed."""
+
+    @abstractmethod
+    def hold(self, tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """Keep what `tensors` hold now, while later steps change them. Waits for nothing.
+
+        Returns:
+            A function that gives copies on the CPU, waits until they are computed, and may be called once, from any
+            thread.
+        """

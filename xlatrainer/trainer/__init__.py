@@ -1,5 +1,6 @@
 """The Trainer."""
 
+from xlatrainer.trainer.schedules import WarmupCosineLR
 from xlatrainer.trainer.trainer import Trainer
 
-__all__ = ["Trainer"]
+__all__ = ["Trainer", "WarmupCosineLR"]

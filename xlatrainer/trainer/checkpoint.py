@@ -1,114 +1,211 @@
-"""The file a Trainer's state is saved in: what is in it, how it is written, and how it is read.
+"""What a checkpoint holds of a Trainer: collecting it, and putting it back.
 
-A dict of plain data and CPU tensors in PyTorch's own format, so that `torch.load(path, weights_only=True)` reads it
-anywhere, without xlatrainer, and without executing code.
+Owns the meaning of the saved state. How it becomes files is in `checkpoints`; when it is saved is in `saver`.
 """
 
+from __future__ import annotations
+
 import os
-from collections.abc import Mapping
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from xlatrainer.strategies.nested import map_tensors, tensors_in
-from xlatrainer.strategies.strategy import Strategy
+from xlatrainer.data.random_states import random_states, restore_random_states
+from xlatrainer.trainer.checkpoints.encoding import TensorTable, encode
+from xlatrainer.trainer.checkpoints.files import Content, read_checkpoint
+from xlatrainer.trainer.weights import Loaded, NameMap, load_into, model_state, renamed
 
-__all__ = ["FORMAT", "collect_state", "read_checkpoint", "restore_state", "write_checkpoint"]
+if TYPE_CHECKING:
+    from xlatrainer.trainer.progress import Progress
+    from xlatrainer.trainer.trainer import Trainer
 
-FORMAT = 1
+__all__ = ["Saved", "as_saved", "collect", "load_progress", "load_state", "read"]
+
+_COUNTERS = ("epoch", "step", "num_examples")
 
 
-def collect_state(model: nn.Module, optimizer: Optimizer, counters: Mapping[str, int], strategy: Strategy) -> Any:
-    """The state as one dict, every tensor fetched to the CPU together; tied weights are there once.
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was read.
+
+    Attributes:
+        path: Where it was.
+        weights: The model's tensors by name, on the CPU, and what else its `state_dict` holds.
+        tied: Further names of tied weights, each with the name in `weights`.
+        state: "counters", "parts" and "classes" by the names of `Trainer.stateful_parts`, "progress", "random".
+        run: The name of the training that it is of; None if it was written by format 1.
+    """
+
+    path: str
+    weights: dict[str, Any]
+    tied: dict[str, str]
+    state: dict[str, Any]
+    run: str | None
+
+    @property
+    def in_epoch(self) -> bool:
+        """Whether it was saved in the middle of an epoch."""
+        progress = self.state["progress"]
+        return progress is not None and progress["done"] is not None
+
+    def first_epoch(self, initial_epoch: int) -> int:
+        """The epoch to go on with; raises `ValueError` if another one was asked for."""
+        epoch = int(self.state["counters"]["epoch"])
+        if initial_epoch not in (0, epoch):
+            raise ValueError(
+                f"initial_epoch={initial_epoch}, but {self.path} goes on with epoch {epoch}: leave initial_epoch out, "
+                f"or load the checkpoint and fit without resume_from"
+            )
+        return epoch
+
+
+def collect(trainer: Trainer, progress: Progress | None, run: str) -> Callable[[], Content]:
+    """Keep the state of `trainer` as it is now; waits for nothing that is being computed.
+
+    Args:
+        trainer: Between two steps.
+        progress: Where it is in its `fit`; None outside of one.
+        run: The name of the training.
+
+    Returns:
+        A function that gives the state on the CPU; it waits, and may be called once, from any thread.
 
     Raises:
-        TypeError: If the model's or optimizer's state holds something that only executing code could read back.
+        TypeError: If a state holds something that only executing code could read back.
     """
-    model_state = model.state_dict(keep_vars=True)  # an OrderedDict that carries the modules' version numbers
-    optimizer_state = optimizer.state_dict()
-    _refuse_code(model_state, "model")
-    _refuse_code(optimizer_state, "optimizer")
-    unique = {id(tensor): tensor for tensor in tensors_in([model_state, optimizer_state])}
-    on_cpu = dict(zip(unique, strategy.fetch(list(unique.values())), strict=True))
-    for name, value in model_state.items():
-        model_state[name] = map_tensors(lambda tensor: on_cpu[id(tensor)], value)
-    return {
-        "format": FORMAT,
-        "model": model_state,
-        "optimizer": map_tensors(lambda tensor: on_cpu[id(tensor)], optimizer_state),
-        "optimizer_class": type(optimizer).__name__,
-        "counters": dict(counters),
+    table = TensorTable()
+    weights, tied, others = model_state(trainer.model)
+    parts = trainer.stateful_parts()
+    counters = {name: getattr(trainer, name) for name in _COUNTERS}
+    state = {
+        "counters": counters,
+        "classes": {name: type(part).__name__ for name, part in parts.items()},
+        "parts": {name: encode(part.state_dict(), table, name) for name, part in parts.items()},
+        "model": encode(others, table, "model"),
+        "progress": encode(None if progress is None else progress.state_dict(), table, "progress"),
+        "random": encode(random_states(), table, "random"),
     }
+    in_epoch = progress is not None and progress.done is not None
+    about = {**counters, "in_epoch": in_epoch, "run": run, "saved": time.time()}
+    fetch = trainer.strategy.hold([*weights.values(), *table.tensors])
+
+    def content() -> Content:
+        tensors = fetch()
+        named = dict(zip(weights, tensors, strict=False))
+        about["finite"] = all(_is_finite(tensor) for tensor in named.values())
+        return Content(named, tied, state, tensors[len(named) :], about)
+
+    return content
 
 
-def restore_state(state: Any, model: nn.Module, optimizer: Optimizer) -> dict[str, int]:
-    """Put a state of `collect_state` into `model` and `optimizer`, and return its counters.
+def read(path: str | os.PathLike[str]) -> Saved:
+    """The checkpoint at `path`: a folder, or a single file of format 1. Executes no code, whatever is in it.
+
+    Raises:
+        CheckpointError: If it is damaged; the message names the file.
+        FileNotFoundError: If there is none.
+        ValueError: If it is a file that is no checkpoint.
+    """
+    if "://" not in os.fspath(path) and Path(path).is_file():
+        return _read_format_1(Path(path))
+    return as_saved(os.fspath(path), read_checkpoint(path))
+
+
+def as_saved(path: str, content: Content) -> Saved:
+    """What the files at `path` mean."""
+    state = content.decoded()
+    return Saved(path, {**content.weights, **state["model"]}, content.tied, state, content.about["run"])
+
+
+def load_state(
+    trainer: Trainer, saved: Saved, *, strict: bool = True, names: NameMap | None = None, everything: bool
+) -> Loaded:
+    """Put model, optimizers and counters of a checkpoint into `trainer`, and its other parts.
+
+    Args:
+        trainer: With the same kinds of optimizers.
+        saved: The checkpoint.
+        strict: Whether the model's names must be the checkpoint's.
+        names: From names of the checkpoint to those of the model, see `renamed`.
+        everything: Whether callbacks are meant, too, so that it is worth a warning if they are others than before.
 
     Raises:
         ValueError: If it was saved with another optimizer class.
-        RuntimeError: If it does not fit the model; PyTorch's message lists the names.
+        RuntimeError: If it does not fit the model.
     """
-    if state["optimizer_class"] != type(optimizer).__name__:
-        raise ValueError(
-            f"the checkpoint was saved with the optimizer {state['optimizer_class']}, this Trainer has "
-            f"{type(optimizer).__name__}; create the Trainer with the same one"
+    parts = trainer.stateful_parts()
+    classes = saved.state["classes"]
+    _compare_optimizers({name: type(p).__name__ for name, p in parts.items() if isinstance(p, Optimizer)}, classes)
+    weights = renamed(saved.weights, names)
+    tied = {} if names is not None else saved.tied
+    loaded = load_into(trainer.model, weights, tied, strict=strict, where=saved.path)
+    for name, part in parts.items():
+        if name in saved.state["parts"]:
+            part.load_state_dict(saved.state["parts"][name])
+    if everything:
+        _warn_of_other_parts(parts, classes, saved.path)
+    trainer.strategy.end_step()
+    for name in _COUNTERS:
+        setattr(trainer, name, saved.state["counters"][name])
+    return loaded
+
+
+def load_progress(saved: Saved, progress: Progress) -> None:
+    """Set the place in the data, the values of the epoch so far, and all random states."""
+    state = saved.state
+    if state["progress"] is not None:
+        progress.load_state_dict(state["progress"])
+    elif state["random"] is not None:
+        restore_random_states(state["random"])
+    else:
+        warnings.warn(
+            f"{saved.path} has format 1, without random states: the order of the examples and dropout are not repeated",
+            stacklevel=2,
         )
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return dict(state["counters"])
 
 
-def write_checkpoint(state: Any, path: str | os.PathLike[str]) -> None:
-    """Write `state` to `path`: whole or not at all, even if the process is killed meanwhile.
-
-    It is written to another name in the same folder, flushed to the disk, and renamed; until then an older file at
-    `path` stays as it was.
-    """
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def read_checkpoint(path: str | os.PathLike[str]) -> Any:
-    """The state in the file at `path`, on the CPU. Executes no code, whatever the file holds.
-
-    Raises:
-        ValueError: If the file is no checkpoint of a Trainer, or one of a later format.
-    """
+def _read_format_1(path: Path) -> Saved:
     state = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(state, dict) or "format" not in state:
-        raise ValueError(f"{os.fspath(path)} was not written by Trainer.save; model.load_state_dict reads bare weights")
-    if state["format"] != FORMAT:
-        raise ValueError(
-            f"{os.fspath(path)} has format {state['format']}, this xlatrainer reads format {FORMAT}; "
-            f"use the xlatrainer that wrote it"
-        )
-    return state
+        raise ValueError(f"{path} was not written by Trainer.save; Trainer.load_weights reads bare weights")
+    if state["format"] != 1:
+        raise ValueError(f"{path} has format {state['format']}, which no xlatrainer wrote into a single file")
+    found = {
+        "counters": state["counters"],
+        "classes": {"optimizer": state["optimizer_class"]},
+        "parts": {"optimizer": state["optimizer"]},
+        "progress": None,
+        "random": None,
+    }
+    return Saved(os.fspath(path), dict(state["model"]), {}, found, None)
 
 
-def _refuse_code(tree: Any, where: str) -> None:
-    """Raise if `tree` holds anything but tensors and plain data: it would be pickled as code, and refused on load."""
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            _refuse_code(value, f"{where}[{key!r}]")
-    elif type(tree) in (list, tuple):
-        for index, value in enumerate(tree):
-            _refuse_code(value, f"{where}[{index}]")
-    elif not isinstance(tree, Tensor) and type(tree) not in _PLAIN:
-        raise TypeError(
-            f"{where} is a {type(tree).__name__}, which cannot be saved: loading it would execute code. "
-            f"Accepted: tensors, numbers, strings, None, torch dtypes, and lists, tuples and dicts of them"
-        )
+def _compare_optimizers(own: Mapping[str, str], saved: Mapping[str, str]) -> None:
+    for name, kind in own.items():
+        if name not in saved:
+            there = sorted(other for other in saved if other.startswith("optimizer")) or "none"
+            raise ValueError(f"the checkpoint has no state for {name}; the optimizers in it are: {there}")
+        if saved[name] != kind:
+            raise ValueError(
+                f"the checkpoint was saved with the optimizer {saved[name]}, this Trainer has {kind}; create the "
+                f"Trainer with the same one, or load its weights alone with load_weights"
+            )
 
 
-_PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype)
+def _warn_of_other_parts(parts: Mapping[str, Any], saved: Mapping[str, str], path: str) -> None:
+    new, gone = sorted(parts.keys() - saved.keys()), sorted(saved.keys() - parts.keys())
+    if new:
+        warnings.warn(f"{path} has no state for {', '.join(new)}, which start anew", stacklevel=2)
+    if gone:
+        warnings.warn(f"{path} has states that nobody takes: {', '.join(gone)}. Pass the same arguments", stacklevel=2)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex()) or bool(torch.isfinite(tensor).all())

@@ -1,6 +1,6 @@
 """`Logs`: values by name that stay on the device until somebody reads one. Reading is the only wait in a training."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 
 from torch import Tensor
 
@@ -9,10 +9,11 @@ from xlatrainer.strategies.strategy import Strategy
 __all__ = ["Logs"]
 
 
-class Logs(Mapping[str, float]):
+class Logs(MutableMapping[str, float]):
     """A mapping from names to floats; reading any of them fetches all that are still on the device, together.
 
-    Names, length and `in` cost nothing.
+    Names, length and `in` cost nothing. A callback may add a value, `logs["learning_rate"] = 0.1`, a float or a tensor
+    of shape (), which those after it see.
 
     Args:
         values: Tensors of shape () on the strategy's device, or floats.
@@ -34,6 +35,12 @@ class Logs(Mapping[str, float]):
         if isinstance(self._values[name], Tensor):
             self._fetch()
         return float(self._values[name])
+
+    def __setitem__(self, name: str, value: Tensor | float) -> None:
+        self._values[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._values[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._values  # the inherited one would read the value

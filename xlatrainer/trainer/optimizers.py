@@ -1,6 +1,6 @@
 """Optimizers: by name, class or function, and the re-binding of one that was built on the CPU model."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -9,7 +9,14 @@ from torch.optim import Optimizer
 
 from xlatrainer.strategies.nested import map_tensors
 
-__all__ = ["OPTIMIZERS", "OptimizerSpec", "parameter_names", "rebind_optimizer", "resolve_optimizer"]
+__all__ = [
+    "OPTIMIZERS",
+    "OptimizerSpec",
+    "parameter_names",
+    "rebind_optimizer",
+    "resolve_optimizer",
+    "resolve_optimizers",
+]
 
 OptimizerSpec = str | Optimizer | Callable[..., Optimizer]
 
@@ -50,6 +57,41 @@ def resolve_optimizer(
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"{_ACCEPTED}; {make!r} returned {optimizer!r}")
     return _refuse_closures(optimizer)
+
+
+def resolve_optimizers(
+    spec: OptimizerSpec | Mapping[str, Optimizer],
+    names: dict[int, str],
+    model: nn.Module,
+    learning_rate: float | None = None,
+) -> dict[str, Optimizer]:
+    """The optimizers of a Trainer by name: "optimizer", or the names of the dict that was given.
+
+    Args:
+        spec: What `resolve_optimizer` takes, an optimizer built before the model moved, or a dict of such.
+        names: `parameter_names` of the model before it moved.
+        model: The model, where it is now.
+        learning_rate: For an optimizer that is yet to be made.
+
+    Raises:
+        ValueError: If a learning rate is given for optimizers that have their own.
+        TypeError: If a dict is empty, or holds anything but optimizers.
+    """
+    if isinstance(spec, Optimizer | Mapping) and learning_rate is not None:
+        raise ValueError("learning_rate is for an optimizer given by name, class or function; this one has its own")
+    if isinstance(spec, Mapping):
+        wrong = [name for name, value in spec.items() if not isinstance(value, Optimizer)]
+        if wrong or not spec:
+            raise TypeError(
+                f"a dict of optimizers must hold optimizers of the model's parameters by name; got "
+                f"{spec[wrong[0]]!r} as {wrong[0]!r}"
+                if wrong
+                else "the dict of optimizers is empty"
+            )
+        return {name: rebind_optimizer(optimizer, names, model) for name, optimizer in spec.items()}
+    if isinstance(spec, Optimizer):
+        return {"optimizer": rebind_optimizer(spec, names, model)}
+    return {"optimizer": resolve_optimizer(spec, model.parameters(), learning_rate)}
 
 
 def parameter_names(model: nn.Module) -> dict[int, str]:

@@ -27,9 +27,14 @@ class Predictions:
         self._structure: Any = None
         self._columns: list[list[Tensor]] = []
 
-    def add(self, output: Any) -> None:
-        """Take in the output of a batch: tensors of shape (rows, ...), nested the same way every time."""
-        self._on_device.append(output)
+    def add(self, output: Any, rows: int | None = None) -> None:
+        """Take in the output of a batch: tensors of shape (rows, ...), nested the same way every time.
+
+        Args:
+            output: On the device.
+            rows: How many rows to keep, the others pad the batch; default None, all.
+        """
+        self._on_device.append((output, rows))
         if len(self._on_device) > _BATCHES_ON_DEVICE:
             self._fetch_oldest()
 
@@ -41,7 +46,7 @@ class Predictions:
         return map_tensors(lambda _: torch.cat(next(columns)), self._structure)
 
     def _fetch_oldest(self) -> None:
-        output = self._on_device.popleft()
+        output, rows = self._on_device.popleft()
         fetched = self._strategy.fetch(list(tensors_in(output)))
         if not self._columns:
             self._structure = map_tensors(lambda _: torch.empty(0), output)
@@ -49,4 +54,4 @@ class Predictions:
         for column, tensor in zip(self._columns, fetched, strict=True):
             if tensor.dim() == 0:
                 raise ValueError("predict needs outputs of shape (rows, ...); the model returned a tensor of shape ()")
-            column.append(tensor)
+            column.append(tensor[:rows])

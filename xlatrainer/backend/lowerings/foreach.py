@@ -23,6 +23,7 @@ _BASES.update({name: dict.fromkeys(("List", "Scalar", "ScalarList"), name) for n
 _BASES.update({name: dict.fromkeys(("Scalar", "ScalarList"), name) for name in ("addcmul", "addcdiv")})
 _BASES["lerp"] = {"List": "lerp.Tensor", "Scalar": "lerp.Scalar", "ScalarList": "lerp.Scalar"}
 _BASES["pow"] = {"List": "pow.Tensor_Tensor", "Scalar": "pow.Tensor_Tensor", "ScalarList": "pow.Tensor_Tensor"}
+_BASES["pow"]["ScalarAndTensor"] = "pow.Scalar"
 _BASES["clamp_max"] = dict.fromkeys(("List", "Scalar", "ScalarList"), "minimum")
 _BASES["clamp_min"] = dict.fromkeys(("List", "Scalar", "ScalarList"), "maximum")
 

@@ -3,8 +3,9 @@
 May import: snapshot, optimizers, executor, tensor, strided, state, ir, _private_api.
 """
 
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +22,11 @@ from xlatrainer.backend.replay.snapshot import Cell, Snapshot, same
 from xlatrainer.backend.state import state
 from xlatrainer.backend.strided import Geometry
 from xlatrainer.backend.tensor import StorageData, storage_data
+from xlatrainer.errors import GraphBreakError
 
-__all__ = ["Observation", "Origin", "observe"]
+__all__ = ["STEP_BEGINS", "STEP_ENDS", "Observation", "Origin", "observe", "whole_graph"]
 
+STEP_BEGINS, STEP_ENDS = "a compiled function begins", "a compiled function ends"
 MAX_CONSTANT_BYTES = 1_000_000  # of a host tensor that a step copies to the device and that is compared
 
 
@@ -32,8 +35,8 @@ class Origin:
     """Where a value comes from, or what a result is.
 
     `kind` is "cell" (a place of the snapshot, `key`), "argument" or "upload" (a tensor among the arguments, on the
-    device or on the CPU), "constant" (a host tensor copied in every step), "output" (slot of the program) or "leaf" (an
-    input of the program handed on), "value" (plain data, in `key`).
+    device or on the CPU), "view" (of the tensor that comes from `key`), "constant" (a host tensor copied in every
+    step), "output" (slot of the program) or "leaf" (an input of the program handed on), "value" (plain data, in `key`).
     """
 
     kind: str
@@ -50,7 +53,8 @@ class Observation:
         updates: storages that were given another value: the place of a tensor over it, and its origin.
         rebound: places that were given a new tensor, by the origin of its value; places of one tensor together.
         moved: places that were given a tensor which another place, or an argument, had before.
-        outputs: an `Origin` for each leaf of the result; `geometries` says how new tensors among them look at it.
+        outputs: an `Origin` for each leaf of the result; `geometries` says how new tensors among them look at it,
+            `views` which earlier leaf has the storage that a leaf looks at.
         sections: of each optimizer's step: its first float, how many, and how they follow from the shadow's.
     """
 
@@ -68,6 +72,7 @@ class Observation:
     moved: list[tuple[Any, Origin]] = field(default_factory=list)
     outputs: list[Origin] = field(default_factory=list)
     geometries: dict[int, Geometry | None] = field(default_factory=dict)
+    views: dict[int, int] = field(default_factory=dict)
     result_tree: Any = None
     sections: list[tuple[int, int, Section]] = field(default_factory=list)
     shadows: dict[int, Shadow] = field(default_factory=dict)
@@ -93,10 +98,7 @@ class Observation:
                 return f"it copied other contents to the device than before: a CPU tensor {list(tensor.shape)}"
         if self._places() != earlier._places():
             return "it read or wrote other tensors than before"
-        if (self.outputs, self.geometries) != (
-            earlier.outputs,
-            earlier.geometries,
-        ) or self.result_tree != earlier.result_tree:
+        if self._returned() != earlier._returned():
             return "it returned something else than before"
         return None
 
@@ -109,6 +111,9 @@ class Observation:
 
     def _places(self) -> tuple[Any, ...]:
         return self.sources, self.updates, self.rebound, self.moved
+
+    def _returned(self) -> tuple[Any, ...]:
+        return self.outputs, self.geometries, self.views, self.result_tree
 
     def _changed_number(self, earlier: "Observation") -> str:
         assert self.node is not None
@@ -138,7 +143,8 @@ def _first_difference(before: Node | None, now: Node | None) -> str:
 class _Watch:
     """What the device reports while a function is observed; see `state.observer`."""
 
-    def __init__(self) -> None:
+    def __init__(self, must_be_whole: bool) -> None:
+        self.must_be_whole = must_be_whole
         self.interruptions: list[str] = []
         self.uploads: dict[int, tuple[torch.Tensor, Value]] = {}  # by id of the buffer; kept, so never donated
         self.sections: list[tuple[Shadow, Node, int, Section]] = []
@@ -147,6 +153,12 @@ class _Watch:
 
     def interrupted(self, what: str, line: str) -> None:
         self.interruptions.append(f"{what} at {line}")
+
+    def broken(self, what: str, line: str) -> None:
+        """The graph ends before the function does."""
+        if self.must_be_whole:
+            raise GraphBreakError(f"full_graph=True, but {what}, which ends the graph before the function, at {line}")
+        self.interrupted(what, line)
 
     def uploaded(self, tensor: torch.Tensor, value: Value) -> None:
         self.uploads[id(value.buffer)] = (tensor, value)
@@ -194,17 +206,32 @@ def _host_generators() -> list[Any]:
     return [random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()]
 
 
+@contextlib.contextmanager
+def whole_graph() -> Iterator[None]:
+    """A block in which what would end the graph raises `GraphBreakError`."""
+    before, state.observer = state.observer, _Watch(must_be_whole=True)
+    try:
+        yield
+    finally:
+        state.observer = before
+
+
 def observe(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], roots: dict[str, Any]
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    roots: dict[str, Any],
+    *,
+    full_graph: bool = False,
 ) -> Observation:
     """Run `function`, with the sync before and after it that makes it one program, and tell what it did.
 
-    What the function raises, comes through.
+    What the function raises, comes through; with `full_graph` also a `GraphBreakError`.
     """
-    run_pending()
+    run_pending(STEP_BEGINS)
     before = Snapshot(roots)
     given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
-    watch = _Watch()
+    watch = _Watch(full_graph)
     generators = _host_generators()
     contents = _contents(before, given)
     hooks = (
@@ -214,13 +241,14 @@ def observe(
     trace = state.trace
     state.observer = watch
     try:
-        result = function(*args, **kwargs)
+        with state.lazy_region():
+            result = function(*args, **kwargs)
         leaves, pending, floats, ints = list(trace.leaves), list(trace.pending), list(trace.floats), list(trace.ints)
     finally:
         state.observer = None
         for hook in hooks:
             hook.remove()
-    program = run_pending()
+    program = run_pending(STEP_ENDS)
     seen = Observation(result, floats=floats, ints=ints, draws=trace.random_draws, node=trace.node, program=program)
     seen.reasons += before.opaque + watch.interruptions
     if program is None and not seen.reasons:
@@ -388,6 +416,11 @@ def _can_be_made(tensor: torch.Tensor, data: StorageData) -> bool:
     )
 
 
+def _kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What a view must share with its base to be made by sizes and strides alone."""
+    return tensor.dtype, tensor.is_neg(), tensor.is_conj()
+
+
 def _geometry(tensor: torch.Tensor, data: StorageData) -> Geometry | None:
     """How a tensor looks at its storage; None if it is all of it, in order."""
     assert data.value is not None
@@ -403,7 +436,10 @@ def _find_results(
     leaves, seen.result_tree = tree_flatten(seen.result)
     cells: dict[int, Cell] = {id(cell.tensor): cell for cell in after.cells.values()}
     keys = {id(cell): key for key, cell in after.cells.items()}
-    own: dict[int, torch.Tensor] = {}
+    kept = [(Origin("argument", index), tensor) for index, tensor in enumerate(given) if _is_on_device(tensor)]
+    kept += [(Origin("cell", key), cell.tensor) for key, cell in after.cells.items()]
+    place_of = {id(storage_data(tensor)): (place, tensor) for place, tensor in reversed(kept)}
+    own: dict[int, int] = {}
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
             if not (leaf is None or isinstance(leaf, bool | int | float | complex | str | bytes)):
@@ -417,16 +453,26 @@ def _find_results(
             seen.outputs.append(Origin("argument", next(i for i, tensor in enumerate(given) if leaf is tensor)))
         else:
             data = storage_data(leaf)
-            found = origin(data.value)
-            if found is None or not _can_be_made(leaf, data) or own.setdefault(id(data), leaf) is not leaf:
-                seen.reasons.append(f"it returns a view of another tensor, of shape {list(leaf.shape)}")
-                continue
-            if id(data) in contents.by_storage or any(storage_data(c.tensor) is data for c in after.cells.values()):
-                seen.reasons.append(f"it returns a view of a tensor that it keeps, of shape {list(leaf.shape)}")
-                continue
-            if leaf.requires_grad and not seen.sections:
+            index = len(seen.outputs)
+            is_kept = id(data) in place_of
+            # A view of a parameter that was made without recording gradients requires one by its base.
+            if not seen.sections and (leaf.grad_fn is not None if is_kept else leaf.requires_grad):
                 seen.reasons.append("it returns a tensor that requires a gradient, and makes no update itself")
+            if is_kept:
+                place, tensor = place_of[id(data)]
+                if _kind_of(leaf) != _kind_of(tensor):
+                    seen.reasons.append(f"it returns a view of another dtype, of shape {list(leaf.shape)}")
+                seen.outputs.append(Origin("view", place))
+                seen.geometries[index] = Geometry(tuple(leaf.shape), leaf.stride(), int(leaf.storage_offset()))
+                continue
+            found = origin(data.value)
+            if found is None or not _can_be_made(leaf, data):
+                seen.reasons.append(f"it returns a tensor of shape {list(leaf.shape)} that it did not compute")
+                continue
+            first = own.setdefault(id(data), index)
+            if first != index:
+                seen.views[index] = first
             seen.outputs.append(found)
-            seen.geometries[len(seen.outputs) - 1] = _geometry(leaf, data)
+            seen.geometries[index] = _geometry(leaf, data)
             used |= {found.key} if found.kind == "output" else set()
     return used

@@ -18,7 +18,7 @@ from xlatrainer.backend.replay.observation import Observation, Origin
 from xlatrainer.backend.replay.optimizers import Shadow
 from xlatrainer.backend.replay.snapshot import Cell, Snapshot
 from xlatrainer.backend.state import state
-from xlatrainer.backend.strided import Geometry
+from xlatrainer.backend.strided import Geometry, contiguous_strides
 from xlatrainer.backend.tensor import StorageData, from_host, new_tensor, storage_data
 
 __all__ = ["Mismatch", "Plan"]
@@ -93,6 +93,11 @@ class Plan:
             self._results = [
                 snapshot.cells[origin.key] if origin.kind == "cell" else origin for origin in self.seen.outputs
             ]
+            self._bases = {
+                index: snapshot.cells[origin.key.key] if origin.key.kind == "cell" else origin.key
+                for index, origin in enumerate(self.seen.outputs)
+                if origin.kind == "view"
+            }
         except KeyError:
             raise Mismatch("a tensor that it used is gone") from None
 
@@ -132,6 +137,9 @@ class Plan:
             raise
         for shadow in shadows.values():
             shadow.advance()
+        if state.reporter is not None:
+            assert self.seen.node is not None
+            state.reporter.executed(self.program, self.seen.node, "a compiled function is replayed")
         return self.distribute(given, values, results, copied)
 
     def buffers(self, values: list[Value], positions: Sequence[int]) -> tuple[list[Any], frozenset[int]]:
@@ -240,6 +248,12 @@ class Plan:
                 leaves.append(place.key)
             elif place.kind == "argument":
                 leaves.append(given[place.key])
+            elif place.kind == "view":
+                base = self._bases[index]
+                tensor = base.tensor if isinstance(base, Cell) else given[base.key]
+                leaves.append(_view(tensor, self.seen.geometries[index]))
+            elif index in self.seen.views:
+                leaves.append(_view(leaves[self.seen.views[index]], self.seen.geometries[index]))
             else:
                 leaves.append(_made(value_from(place), self.seen.geometries[index]))
         return tree_unflatten(leaves, self.seen.result_tree)
@@ -248,8 +262,14 @@ class Plan:
 def _made(value: Value, geometry: Geometry | None) -> torch.Tensor:
     """A new tensor that looks at a new storage with `value` as `geometry` says."""
     tensor = new_tensor(value)
+    return tensor if geometry is None else _view(tensor, geometry)
+
+
+def _view(tensor: torch.Tensor, geometry: Geometry | None) -> torch.Tensor:
+    """A tensor that looks at the storage of `tensor` as `geometry` says; None: all of it, in order."""
     if geometry is None:
-        return tensor
+        shape = storage_data(tensor).spec.shape
+        geometry = Geometry(shape, contiguous_strides(shape), 0)
     with torch.no_grad():
         return tensor.as_strided(geometry.size, geometry.stride, geometry.offset)
 

@@ -3,7 +3,7 @@
 May import: plan, observation, optimizers, executor, program, runtime, tensor, state, ir.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from xlatrainer.backend import counters, runtime
+from xlatrainer.backend import counters, measurements, runtime
 from xlatrainer.backend.executor import Lost
 from xlatrainer.backend.ir import Value
 from xlatrainer.backend.program import compiled_function, lower_program, random_words
@@ -38,7 +38,7 @@ class Series:
         seen, program = plan.seen, plan.program
         if seen.moved or any(place.kind != "cell" for place, _ in seen.updates):
             raise Mismatch("a step moves tensors between places")
-        if any(origin.kind in ("cell", "argument", "leaf") for origin in seen.outputs):
+        if any(origin.kind in ("cell", "argument", "view", "leaf") for origin in seen.outputs):
             raise Mismatch("a step returns a tensor that the next one overwrites")
         written = {place.key: origin for place, origin in seen.updates}
         written.update((key, origin) for keys, origin, _, _ in seen.rebound for key in keys)
@@ -58,12 +58,21 @@ class Series:
         self._given = sorted(set(range(len(program.outputs))) - {output for _, output in self._carried})
         self._run: Any = None
 
-    def run(self, batches: Sequence[list[torch.Tensor]], shadows: dict[int, Shadow]) -> list[Any]:
-        """Run the steps; returns what each would have returned."""
+    def run(
+        self,
+        batches: Sequence[list[torch.Tensor]],
+        shadows: dict[int, Shadow],
+        before_each: Callable[[int], None] | None = None,
+    ) -> list[Any]:
+        """Run the steps; returns what each would have returned. `before_each` is called before a step's numbers."""
         plan, program = self.plan, self.plan.program
         values = plan.inputs(batches[0])
         data = [[plan.argument(position, given).buffer for position in self._batch] for given in batches]
-        floats = [list(plan.numbers(shadows)) for _ in batches]  # the shadows go ahead of the optimizers
+        floats = []
+        for step in range(len(batches)):
+            if before_each is not None:
+                before_each(step)
+            floats.append(list(plan.numbers(shadows)))  # the shadows go ahead of the optimizers
         carried, copied = plan.buffers(values, [position for position, _ in self._carried])
         fixed = [values[position].buffer for position in self._fixed]
         draws = plan.seen.draws
@@ -78,15 +87,17 @@ class Series:
             np.array(random),
         )
         if self._run is None:
-            self._run = compiled_function(self._steps, inputs, donate=(0,))
+            with measurements.timed("CompileTime"):
+                self._run = compiled_function(self._steps, inputs, donate=(0,))
             counters.add("UncachedCompile")
         try:
-            with runtime.x64():
+            with measurements.timed("ExecuteTime"), runtime.x64():
                 last, given, failure = self._run(*inputs)
         except jax.errors.JaxRuntimeError as error:
             plan.distribute(batches[-1], values, [Lost.by(error)] * len(program.outputs), copied)
             raise ExecutionError(f"the program of {self.number} steps failed: {error}") from error
         counters.add("Execute")
+        program.runs += self.number
         for shadow in shadows.values():
             shadow.advance()
         if program.checks:

@@ -293,9 +293,10 @@ class Snapshot:
                 continue  # unreachable by now, so a place that led to it has changed
             yield from _differences(place, now)
         if len(self._devices) == len(after._devices):
-            for old, new in zip(self._devices, after._devices, strict=True):
-                if old.requires_grad != new.requires_grad:
-                    yield f"requires_grad of a tensor {list(old.shape)} changed"
+            # As it was then: a parameter that is frozen or not by now is still the same tensor.
+            for before, tensor in zip(self._requires_grad, after._devices, strict=True):
+                if before != tensor.requires_grad:
+                    yield f"requires_grad of a tensor {list(tensor.shape)} changed"
         versions = dict(zip(map(id, self._hosts), self._versions, strict=True))
         for tensor in after._hosts:
             if versions.get(id(tensor), tensor._version) != tensor._version:

@@ -1,8 +1,10 @@
 """`ReplayedStep`: a function that is run as always until its steps repeat, and then without its Python.
 
-May import: series, plan, observation, snapshot, optimizers, executor, state, config, counters, _private_api.
+May import: series, plan, observation, snapshot, optimizers, executor, state, config, counters,
+_private_api.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +15,9 @@ from xlatrainer import config
 from xlatrainer.backend import counters
 from xlatrainer.backend._private_api import ambient_state, tree_flatten
 from xlatrainer.backend.executor import raise_failed_checks, run_pending
-from xlatrainer.backend.replay.observation import Observation, observe
+from xlatrainer.backend.program import Program
+from xlatrainer.backend.replay.graphs import GraphLimit
+from xlatrainer.backend.replay.observation import STEP_BEGINS, STEP_ENDS, Observation, observe, whole_graph
 from xlatrainer.backend.replay.optimizers import Shadow
 from xlatrainer.backend.replay.plan import Mismatch, Plan
 from xlatrainer.backend.replay.series import Series
@@ -50,13 +54,25 @@ class ReplayedStep:
         roots: what the function reaches; default None, the function itself with all that its closure, its globals and
             the object of a bound method hold.
         name: for messages.
+        full_graph: raise a `GraphBreakError` for what would end the graph before the function.
+        graphs_allowed: raise a `GraphLimitError` once the function has come to more different graphs; default None,
+            any number.
 
     Attributes:
         reason: why the last call ran its Python; "" when it was replayed.
     """
 
-    def __init__(self, function: Callable[..., Any], roots: dict[str, Any] | None = None, name: str = "") -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        roots: dict[str, Any] | None = None,
+        name: str = "",
+        *,
+        full_graph: bool = False,
+        graphs_allowed: int | None = None,
+    ) -> None:
         self.function = function
+        self.full_graph = full_graph
         self.name = name or getattr(function, "__qualname__", type(function).__name__)
         self.reason = "it was not called yet"
         self._roots = {self.name: function} if roots is None else roots
@@ -64,10 +80,12 @@ class ReplayedStep:
         self._last: dict[Any, Observation] = {}
         self._snapshot: Snapshot | None = None
         self._shadows: dict[int, Shadow] = {}
+        self._latest: Program | None = None
         self._replays = 0
         self._failures = 0
         self._pause = FIRST_PAUSE
         self._paused = 0
+        self._graphs = GraphLimit(self.name, graphs_allowed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._paused or config.get("replay") == "off" or state.observer is not None:
@@ -85,10 +103,15 @@ class ReplayedStep:
             self._replays += 1
         return self._observe(key, args, kwargs)
 
-    def many(self, batches: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def many(self, batches: Sequence[tuple[Any, ...]], before_each: Callable[[int], None] | None = None) -> list[Any]:
         """Call the function with each of these tuples of arguments; one program makes all the steps, once they repeat.
 
         The first time a number of steps comes, their program is compiled, beside that of the single step.
+
+        Args:
+            batches: the arguments of each step.
+            before_each: called with the number of each step before it, perhaps more than once; default None. It may
+                set the hyperparameters of optimizers and nothing else that the function reaches.
         """
         if len(batches) > 1 and not self._paused and config.get("replay") == "on":
             leaves = [tree_flatten((args, {})) for args in batches]
@@ -99,11 +122,20 @@ class ReplayedStep:
                 given = [[leaf for leaf in each if isinstance(leaf, torch.Tensor)] for each, _ in leaves]
                 try:
                     return self._replay(
-                        lambda: self._series_of(plan, len(batches)).run(given, self._shadows), len(given)
+                        lambda: self._series_of(plan, len(batches)).run(given, self._shadows, before_each), len(given)
                     )
                 except Mismatch as change:
                     self._ended(str(change))
-        return [self(*args) for args in batches]
+        results = []
+        for index, args in enumerate(batches):
+            if before_each is not None:
+                before_each(index)
+            results.append(self(*args))
+        return results
+
+    def memory(self) -> int | None:
+        """The bytes that the program of the latest step whose Python ran needs; None before there was one."""
+        return None if self._latest is None else self._latest.memory()
 
     @staticmethod
     def _series_of(plan: Plan, number: int) -> Series:
@@ -114,16 +146,19 @@ class ReplayedStep:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function's Python, unwatched."""
         self._paused = max(self._paused - 1, 0)
-        run_pending()
-        result = self.function(*args, **kwargs)
-        run_pending()
+        run_pending(STEP_BEGINS)
+        with state.lazy_region(), whole_graph() if self.full_graph else contextlib.nullcontext():
+            result = self.function(*args, **kwargs)
+        graph = state.trace.node
+        run_pending(STEP_ENDS)
+        self._graphs.note(graph)
         return result
 
     def _replay(self, run: Callable[[], Any], steps: int = 1) -> Any:
         with state.lock:
             raise_failed_checks()
             if state.trace.num_nodes:
-                run_pending()
+                run_pending(STEP_BEGINS)
             self._check_state()
             result = run()
         self._replays += steps
@@ -148,8 +183,11 @@ class ReplayedStep:
             plan.follow(now)
 
     def _observe(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        seen = observe(self.function, args, kwargs, self._roots)
+        seen = observe(self.function, args, kwargs, self._roots, full_graph=self.full_graph)
+        if seen.node is not None:
+            self._graphs.note(seen.node)
         result, seen.result = seen.result, None
+        self._latest = seen.program
         earlier = self._last.get(key)
         difference: str | None = "it was not observed before"
         if earlier is not None:

@@ -1,0 +1,107 @@
+"""Graphs as text: of a pending tensor, and of everything that runs, in files."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import xlatrainer as xla
+from xlatrainer import config, debug
+from xlatrainer.backend import counters
+
+
+def pending() -> torch.Tensor:
+    xla.sync()
+    source = torch.ones(2, 3).to("xla")
+    (source - 7).sin()  # of no use to the result
+    return (source + 1).exp()
+
+
+def test_the_graph_of_a_pending_tensor() -> None:
+    result = pending()
+    before = counters.value("Execute")
+    lines = debug.graph(result).splitlines()
+    assert counters.value("Execute") == before
+    assert [re.sub(r"  #.*|%\d+", "", line) for line in lines] == [
+        " = xla::device_data() : float32[2,3]",
+        " = aten::add.Tensor() {., int} : float32[2,3]",
+        " = aten::exp() : float32[2,3]",
+    ]
+    assert all(f"{__file__}:" in line for line in lines[1:])
+
+
+def test_the_graph_for_graphviz() -> None:
+    text = debug.graph(pending(), "dot")
+    assert text.startswith("digraph G {\n")
+    assert text.endswith("}\n")
+    assert len(re.findall(r"n\d \[shape=", text)) == 3
+    assert re.findall(r"n(\d) -> n(\d)", text) == [("0", "1"), ("1", "2")]
+    assert "aten::exp" in text
+    assert "sin" not in text
+
+
+def test_a_computed_tensor_is_data() -> None:
+    result = pending()
+    xla.sync()
+    assert debug.graph(result).startswith("%")
+    assert "xla::device_data() : float32[2,3]" in debug.graph(result)
+    assert "exp" not in debug.graph(result)
+
+
+def test_the_program() -> None:
+    text = debug.hlo(pending())
+    assert text.startswith("HloModule")
+    assert "exponential" in text
+    assert "sine" not in text
+    assert "stablehlo.exponential" in debug.hlo(pending(), "stablehlo")
+
+
+def test_the_program_names_the_users_lines_if_asked() -> None:
+    assert __file__ not in debug.hlo(pending())
+    with config.override(hlo_debug="1"):
+        assert f"aten::exp at {__file__}" in debug.hlo(pending())
+
+
+@pytest.mark.parametrize("call", [debug.graph, debug.hlo])
+def test_wrong_arguments(call: object) -> None:
+    assert callable(call)
+    with pytest.raises(ValueError, match="not 'png'"):
+        call(pending(), "png")
+    with pytest.raises(ValueError, match="this one is on cpu"):
+        call(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("form", "marks"),
+    [
+        ("text", ["IR {", "aten::exp"]),
+        ("dot", ["digraph G {", "aten::exp"]),
+        ("hlo", ["HloModule", "exponential"]),
+        ("stablehlo", ["stablehlo.exponential"]),
+    ],
+)
+def test_every_graph_that_runs_is_appended(form: str, marks: list[str], tmp_path: Path) -> None:
+    with config.override(save_tensors_file=str(tmp_path / "graphs"), save_tensors_format=form):
+        pending().cpu()
+        first = (tmp_path / "graphs.0").read_text()
+        pending().cpu()
+    assert all(mark in first for mark in [*marks, "## BEGIN_GRAPH", "## END_GRAPH"])
+    assert (tmp_path / "graphs.0").read_text() == first * 2 or form == "text"  # text has the lines, which differ
+    assert (tmp_path / "graphs.0").read_text().count("## BEGIN_GRAPH") == 2
+
+
+def test_replayed_steps_are_appended_too(tmp_path: Path) -> None:
+    step = xla.compile(lambda x: x.erfc() * 2)
+    x = torch.ones(5).to("xla")
+    with config.override(save_tensors_file=str(tmp_path / "graphs")):
+        for _ in range(4):
+            step(x)
+    assert (tmp_path / "graphs.0").read_text().count("aten::erfc") == 4
+
+
+def test_the_whole_stack_of_an_operator_if_asked() -> None:
+    with config.override(ir_debug="1"):
+        text = debug.graph(torch.ones(3).to("xla").erfinv().lgamma())
+    assert "in test_the_whole_stack_of_an_operator_if_asked" in text
+    assert text.count(" <- ") > 2  # pytest's frames are a user's to us

@@ -1,0 +1,81 @@
+"""Measurements of what the device did: how long each compilation, transfer and start of a program took.
+
+Beside `counters`, with the same life: a name comes up with its first sample, and `reset` forgets all. Of each name the
+number of samples, their sum and the latest `KEPT` samples are held. Taking a sample costs about a microsecond.
+"""
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+
+__all__ = ["KEPT", "Measurement", "names", "of", "record", "reset", "timed"]
+
+KEPT = 1024
+
+
+class Measurement:
+    """All samples of one name.
+
+    Attributes:
+        unit: "s" for seconds, "" for plain numbers.
+        count: how many samples there were; `total`: their sum.
+        times: `time.monotonic()` of the latest samples; `values`: the samples themselves.
+    """
+
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
+        self.count = 0
+        self.total = 0.0
+        self.times: deque[float] = deque(maxlen=KEPT)
+        self.values: deque[float] = deque(maxlen=KEPT)
+
+
+_lock = threading.Lock()
+_measurements: dict[str, Measurement] = {}
+
+
+def record(name: str, value: float, unit: str = "s") -> None:
+    """Take a sample."""
+    with _lock:
+        found = _measurements.get(name)
+        if found is None:
+            found = _measurements[name] = Measurement(unit)
+        found.count += 1
+        found.total += value
+        found.times.append(time.monotonic())
+        found.values.append(value)
+
+
+@contextlib.contextmanager
+def timed(name: str) -> Iterator[None]:
+    """Take the length of a `with` block as a sample, unless it raises."""
+    start = time.perf_counter()
+    yield
+    record(name, time.perf_counter() - start)
+
+
+def names() -> list[str]:
+    """The names that have samples, sorted."""
+    with _lock:
+        return sorted(_measurements)
+
+
+def of(name: str) -> Measurement | None:
+    """A copy of what was measured under `name`; None if there is no sample."""
+    with _lock:
+        found = _measurements.get(name)
+        if found is None:
+            return None
+        copy = Measurement(found.unit)
+        copy.count, copy.total = found.count, found.total
+        copy.times.extend(found.times)
+        copy.values.extend(found.values)
+        return copy
+
+
+def reset() -> None:
+    """Forget all samples."""
+    with _lock:
+        _measurements.clear()

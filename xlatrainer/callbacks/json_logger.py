@@ -1,0 +1,48 @@
+"""`JSONLogger`: one JSON object an epoch, in a file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+from xlatrainer.callbacks.callback import Callback, LogValues
+
+__all__ = ["JSONLogger"]
+
+
+class JSONLogger(Callback):
+    """Writes the logs of each epoch as a line of JSON (JSON lines), on disk when the epoch ends.
+
+    Each line holds "epoch" (counted from 0), "step" (updates made), and the logs, which may differ from line to line.
+    NaN and infinities, which JSON does not have, are written as null.
+
+    Args:
+        filename: The file; its folder is made if need be.
+        append: True continues an existing file; default False, which overwrites it. A training that is resumed
+            continues it in any case, without the epochs that are now trained again.
+    """
+
+    writes_files = True
+
+    def __init__(self, filename: str | os.PathLike[str], append: bool = False) -> None:
+        self.path = Path(filename)
+        self.append = append
+
+    def on_train_begin(self, logs: LogValues) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        is_resumed = self.trainer.saver.resumed_from is not None
+        if is_resumed and self.path.exists():
+            whole = [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+            temporary.write_text("".join(line for line in whole if json.loads(line)["epoch"] < self.trainer.epoch))
+            os.replace(temporary, self.path)
+        elif not self.append:
+            self.path.write_text("")
+
+    def on_epoch_end(self, epoch: int, logs: LogValues) -> None:
+        values = {name: value if math.isfinite(value) else None for name, value in logs.items()}
+        line = json.dumps({"epoch": epoch, "step": self.trainer.step, **values}, allow_nan=False)
+        with self.path.open("a") as file:
+            file.write(f"{line}\n")
