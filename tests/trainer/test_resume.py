@@ -232,6 +232,14 @@ def test_with_a_part_of_the_data_as_an_epoch(tmp_path: Path) -> None:
     compare_with_unbroken(tmp_path, [4, 5], partial(trainer_on, "cpu"), arguments=lambda: {"steps_per_epoch": 5})
 
 
+@pytest.mark.parametrize("stops", [[4], [4, 4, 4], [1, 3, 2]])
+@pytest.mark.parametrize("arguments", [{"limit_train_batches": 4}, {"max_steps": 12, "steps_per_epoch": 4}])
+def test_stopped_at_an_end_that_the_data_does_not_know(
+    arguments: dict[str, Any], stops: list[int], tmp_path: Path
+) -> None:
+    compare_with_unbroken(tmp_path, stops, partial(trainer_on, "cpu"), arguments=lambda: arguments)
+
+
 def test_with_arrays(tmp_path: Path) -> None:
     inputs = Augmented().inputs
     targets = inputs[:, :3].argmax(1)

@@ -172,6 +172,7 @@ class EpochIterator:
             self._ended_early(index, wanted)
         if self._restarts:
             self._iterator = None
+            self._position.give_up()  # which may not have drawn a batch, if a checkpoint was saved after the last one
 
     def _start_pass(self) -> None:
         self._iterator, self._drawn = iter(self._position), 0

@@ -102,6 +102,11 @@ class ResumableBatches:
         self._resumed = state
         self._restore(state["now"])
 
+    def give_up(self) -> None:
+        """The pass is over, wherever it was: the next iterator starts at the beginning, after `load_state_dict` too."""
+        if self._resumed is not None:
+            self._resumed = {**self._resumed, "begun": None, "drawn": 0, "ended": False, "loader": None}
+
     def _states(self) -> dict[str, Any]:
         own = {name: _generator_state(generator) for name, generator in _generators(self.batches).items()}
         return {"global": random_states(), "own": own}

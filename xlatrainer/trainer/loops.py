@@ -78,7 +78,8 @@ def fit_loop(trainer: Trainer, plan: FitPlan, hooks: CallbackList, interruption:
         trainer.saver.resume(resumed, progress)
     with trainer.strategy.loop(), training(trainer.model):
         for epoch in range(plan.initial_epoch, plan.epochs):
-            if trainer.stop_training or interruption.asked or not plan.batches.begin_epoch(epoch):
+            is_left = resumed is not None and resumed.in_epoch  # to be ended, if nothing else
+            if (trainer.stop_training and not is_left) or interruption.asked or not plan.batches.begin_epoch(epoch):
                 break
             hooks.call("on_epoch_begin", epoch)
             progress.begin_epoch()
