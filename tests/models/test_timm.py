@@ -12,12 +12,12 @@ from tests.models.harness import NUM_CLASSES, ROUNDING, TOLERANCE, Case, classif
 pytestmark = pytest.mark.models
 
 
-def _case(name: str, size: int = 64, **options: Any) -> Case:
+def _case(name: str, size: int = 64, batch: int = 2, **options: Any) -> Case:
     make = options.pop("make", {})
     return Case(
         name,
         lambda: timm.create_model(name, pretrained=False, num_classes=NUM_CLASSES, **make),
-        images(size),
+        images(size, batch),
         **{"loss": classified, "optimizer": sgd, **options},
     )
 
@@ -26,8 +26,9 @@ SIZED = {"img_size": 64}  # for models that are built for one size of image
 CASES = [
     _case("resnet10t"),
     _case("regnety_002"),
-    _case("mobilenetv4_conv_small", chaotic=ROUNDING),
-    _case("ghostnet_100"),
+    # More images, since their last batch norms are over single pixels: of two numbers nothing but the sign is left.
+    _case("mobilenetv4_conv_small", batch=8, chaotic=ROUNDING),
+    _case("ghostnet_100", batch=8, chaotic=ROUNDING),
     _case("convnextv2_atto"),
     _case("repvgg_a0", chaotic=ROUNDING),
     _case("eca_nfnet_l0"),
