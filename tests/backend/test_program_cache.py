@@ -136,7 +136,7 @@ def test_donated_buffers_are_given_away(folder: Path) -> None:
 def test_reading_only_writes_nothing(folder: Path) -> None:
     with config.override(cache_dir=str(folder), cache_readonly="on"):
         double(10)
-    assert list(folder.iterdir()) == []
+    assert not folder.exists()
 
 
 def test_the_size_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import xlatrainer as xla
-from xlatrainer.backend.random import get_rng_state, set_rng_state
+from xlatrainer.backend.random import get_rng_state_tensor, set_rng_state_tensor
 
 
 def _draws(sync: bool = False) -> list[float]:
@@ -47,15 +47,15 @@ def test_a_seed_does_not_reach_draws_recorded_before_it() -> None:
 def test_state_returns_to_a_point() -> None:
     torch.manual_seed(3)
     _draws()
-    state = get_rng_state()
+    state = get_rng_state_tensor()
     first = _draws()
-    set_rng_state(state)
+    set_rng_state_tensor(state)
     assert _draws() == first
     with torch.random.fork_rng(devices=[0], device_type="xla"):
         inside = _draws()
     assert _draws() == inside
     with pytest.raises(ValueError, match="uint8 tensor of 16 bytes"):
-        set_rng_state(torch.zeros(3))
+        set_rng_state_tensor(torch.zeros(3))
 
 
 def test_dropout_differs_from_step_to_step_and_scales() -> None:

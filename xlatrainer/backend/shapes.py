@@ -76,19 +76,14 @@ def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, *rest: Any) -> Any
     return log_probs.new_empty(batch), log_probs.new_empty(batch, length, 2 * targets.shape[1] + 1)
 
 
-def _statistics_dtype(input: torch.Tensor, *parameters: Any) -> torch.dtype:
-    """Of what a normalization saves of the batch: float32 for a half input with float32 parameters, else the input's.
-
-    That is the CPU's rule; torch's meta kernels have the GPU's, always float32 for half inputs.
-    """
-    half = input.dtype in (torch.float16, torch.bfloat16)
-    mixed = half and any(p is not None and p.dtype is torch.float32 for p in parameters)
-    return torch.float32 if mixed else input.dtype
+def _statistics_dtype(input: torch.Tensor) -> torch.dtype:
+    """Of what a normalization saves of the batch: as on GPUs float32 for half types, in which the CPU loses digits."""
+    return torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
 
 
 def _batch_norm(input: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, var: torch.Tensor, *rest: Any) -> Any:
     """The output, statistics of the batch, cuDNN's reserve, new running statistics."""
-    saved = mean.new_empty(input.shape[1], dtype=_statistics_dtype(input, weight, bias, mean, var))
+    saved = mean.new_empty(input.shape[1], dtype=_statistics_dtype(input))
     return torch.empty_like(input), saved, saved, input.new_empty(0, dtype=torch.uint8), mean, var
 
 
@@ -98,22 +93,10 @@ def _saves_when_training(overload: Any) -> Callable[..., Any]:
     def rule(*args: Any, **kwargs: Any) -> Any:
         out, mean, invstd, *running = overload(*args, **kwargs)
         training = args[5] if len(args) > 5 else kwargs["training"]
-        dtype = _statistics_dtype(args[0], *args[1:5])
-        saved = [tensor.to(dtype) if training else tensor.new_empty(0, dtype=dtype) for tensor in (mean, invstd)]
+        saved = [tensor if training else tensor.new_empty(0) for tensor in (mean, invstd)]
         return out, *saved, *(own.to(given.dtype) for own, given in zip(running, args[3:5], strict=False))
 
     return rule
-
-
-def _batch_norm_without_running(input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
-    saved = input.new_empty(input.shape[1], dtype=_statistics_dtype(input, weight, bias))
-    return torch.empty_like(input), saved, saved
-
-
-def _layer_norm(input: torch.Tensor, normalized_shape: Any, weight: Any, bias: Any, eps: float) -> Any:
-    out, *saved = aten.native_layer_norm.default(input, normalized_shape, weight, bias, eps)
-    dtype = _statistics_dtype(input, weight, bias)
-    return out, *(tensor.to(dtype) for tensor in saved)
 
 
 def _convolution_backward(grad_output: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *rest: Any) -> Any:
@@ -171,8 +154,6 @@ _WITHOUT_META: dict[str, Callable[..., Any]] = {
     "aten::_ctc_loss.Tensor": _ctc_loss,
     "aten::_ctc_loss_backward.Tensor": _like(1, None),
     "aten::_native_batch_norm_legit_functional": _saves_when_training(aten._native_batch_norm_legit_functional.default),
-    "aten::_native_batch_norm_legit.no_stats": _batch_norm_without_running,
-    "aten::native_layer_norm": _layer_norm,
     "aten::native_batch_norm": _saves_when_training(aten.native_batch_norm.default),
     "aten::_dirichlet_grad": _like(0, None),
     "aten::_fake_quantize_learnable_per_channel_affine": _like(0, None),

@@ -31,6 +31,10 @@ SHORT_METRICS = ("CompileTime", "ExecuteTime", "TransferToDeviceTime", "Transfer
 SHORT_COUNTERS = ("UncachedCompile", "CachedCompile", "MarkStep", "Replay")
 
 
+class _Arrays:
+    before = 0  # arrays on the device when the counters were cleared
+
+
 def counter_names() -> list[str]:
     """The names of all counters that are not zero, sorted."""
     return sorted(_counters())
@@ -70,6 +74,7 @@ def executed_fallback_ops() -> list[str]:
 def clear_counters() -> None:
     """Set all counters to zero."""
     counters.reset()
+    _Arrays.before = runtime.num_live_arrays()
     for each in program.live_programs():
         each.runs = 0
 
@@ -172,5 +177,6 @@ def _counters() -> dict[str, int]:
             if node.operation.lower is not None:
                 values[f"xla::{node.operation.name.removeprefix('aten::').partition('.')[0]}"] += each.runs
     if values["CreateDataHandles"]:
-        values["DestroyDataHandles"] = max(values["CreateDataHandles"] - runtime.num_live_arrays(), 0)
+        gone = values["CreateDataHandles"] + _Arrays.before - runtime.num_live_arrays()
+        values["DestroyDataHandles"] = max(gone, 0)
     return {name: count for name, count in values.items() if count}

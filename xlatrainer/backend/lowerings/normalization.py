@@ -14,12 +14,6 @@ def _acc(array):
     return jnp.float32 if array.dtype in (jnp.float16, jnp.bfloat16) else array.dtype
 
 
-def _saved(array, input, *parameters):
-    """Statistics in the dtype that the CPU saves them in: that of a half input only if no parameter is wider."""
-    wide = any(p is not None and p.dtype == jnp.float32 for p in parameters)
-    return array if wide else array.astype(input.dtype)
-
-
 def _per_channel(vector, ndim):
     return vector.reshape((1, -1) + (1,) * (ndim - 2))
 
@@ -48,7 +42,6 @@ def _batch_norm(input, weight, bias, running_mean, running_var, training, moment
         invstd = lax.rsqrt(var + eps.astype(acc))
         centered = x - _per_channel(mean, x.ndim)
     saved = (mean, invstd) if training else (jnp.zeros(0, acc), jnp.zeros(0, acc))
-    saved = tuple(_saved(array, input, weight, bias, running_mean, running_var) for array in saved)
     scale = invstd if weight is None else invstd * weight.astype(acc)
     out = centered * _per_channel(scale, x.ndim)
     if bias is not None:
@@ -140,7 +133,6 @@ def native_layer_norm(input, normalized_shape, weight, bias, eps):
         out = out * weight.astype(acc)
     if bias is not None:
         out = out + bias.astype(acc)
-    mean, rstd = (_saved(array, input, weight, bias) for array in (mean, rstd))
     return materialized(out.astype(input.dtype)), mean, rstd
 
 
