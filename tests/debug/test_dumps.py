@@ -9,6 +9,7 @@ import torch
 import xlatrainer as xla
 from xlatrainer import config, debug
 from xlatrainer.backend import counters
+from xlatrainer.errors import ExecutionError
 
 
 def pending() -> torch.Tensor:
@@ -105,3 +106,21 @@ def test_the_whole_stack_of_an_operator_if_asked() -> None:
         text = debug.graph(torch.ones(3).to("xla").erfinv().lgamma())
     assert "in test_the_whole_stack_of_an_operator_if_asked" in text
     assert text.count(" <- ") > 2  # pytest's frames are a user's to us
+
+
+def fail() -> None:
+    """Run a program that needs more memory than there is."""
+    huge = torch.ones(2**38, device="xla")
+    (huge * 2 + 1).sort()[0].sum().item()
+
+
+@pytest.mark.parametrize("shown", ["0", "1"])
+def test_a_program_that_fails_is_written(shown: str, tmp_path: Path) -> None:
+    match = "HloModule" if shown == "1" else "its HLO is in .*failed.hlo"
+    settings = {"save_hlo_file": str(tmp_path / "failed.hlo"), "dump_hlo_graph": shown}
+    with config.override(**settings), pytest.raises(ExecutionError, match=match):
+        fail()
+    assert (tmp_path / "failed.hlo").read_text().startswith("HloModule")
+    with pytest.raises(ExecutionError) as plain:
+        fail()
+    assert "HloModule" not in str(plain.value)
