@@ -1,14 +1,16 @@
 """Real models are compared on request only: `make test-models`. Also writes the table of docs/models.md."""
 
 import dataclasses
+import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.models.harness import Case, Record, check, compare
 from tests.models.table import Row, write_table
+from xlatrainer.backend.state import state
 
 Compare = Callable[[Case], None]
 
@@ -25,6 +27,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
     """The libraries take seconds to import: only when asked for."""
     return None if _wants_models(config) else True
+
+
+@pytest.fixture(autouse=True)
+def _forget_programs() -> Iterator[None]:
+    """Programs of dozens of models would use up the memory maps that a process may have."""
+    yield
+    state.forget_programs()
+    gc.collect()
 
 
 @pytest.fixture

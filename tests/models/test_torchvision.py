@@ -85,7 +85,7 @@ CASES = [
     _classifier("vit_b_16", make={"image_size": 64}),
     _classifier("swin_t"),
     _classifier("shufflenet_v2_x1_0", chaotic=ROUNDING),
-    _classifier("squeezenet1_1"),
+    _classifier("squeezenet1_1", chaotic=ROUNDING),
     _classifier(
         "inception_v3", 299, loss=_inception_loss, make={"aux_logits": True, "init_weights": False}, chaotic=ROUNDING
     ),
