@@ -43,9 +43,9 @@ LAYERS = (
         sideways=True,
     ),
     Layer(("xlatrainer", "xlatrainer.torch_xla")),
-    Layer(("xlatrainer.trainer", "xlatrainer.debug", "xlatrainer.profiler")),
+    Layer(("xlatrainer.trainer", "xlatrainer.debug")),
     Layer(("xlatrainer.strategies", "xlatrainer.data", "xlatrainer.metrics", "xlatrainer.callbacks")),
-    Layer(("xlatrainer.distributed",)),
+    Layer(("xlatrainer.distributed", "xlatrainer.profiler")),
     # The device: what torch calls,
     Layer(("xlatrainer.backend",)),
     Layer(("xlatrainer.backend.kernels",)),
@@ -116,7 +116,7 @@ LAYERS = (
         )
     ),
     Layer(("xlatrainer.backend.dtypes", "xlatrainer.backend._private_api")),
-    Layer(("xlatrainer.errors", "xlatrainer.config"), sideways=True),
+    Layer(("xlatrainer.errors", "xlatrainer.config", "xlatrainer.optional"), sideways=True),
 )
 
 TORCH_NAMESPACES_OF_OPERATORS = ("torch.ops",)  # `torch.ops.aten._softmax` is an operator's name, not a private part

@@ -113,7 +113,7 @@ def _run(trace: Trace, live: list[Value], random: tuple[int, int], cause: str) -
     for value in live:
         value.buffer = by_slot[value.slot]
     if state.reporter is not None:
-        state.reporter.executed(program, trace.node, cause)
+        state.reporter.executed(program, cause)
     return program
 
 

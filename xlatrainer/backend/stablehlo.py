@@ -3,7 +3,6 @@
 May import: exporting, executor, tensor, runtime, ir, dtypes, _private_api.
 """
 
-import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +18,9 @@ from xlatrainer.backend.executor import run_pending
 from xlatrainer.backend.exporting import exported_program
 from xlatrainer.backend.ir import Value, make_spec
 from xlatrainer.backend.tensor import new_tensor, value_of
+from xlatrainer.optional import require
 
-__all__ = ["load_stablehlo", "save_stablehlo", "stablehlo"]
+__all__ = ["exported", "load_stablehlo", "save_stablehlo", "stablehlo"]
 
 
 def stablehlo(fn_or_exported: Any, *args: Any) -> str:
@@ -41,7 +41,7 @@ def stablehlo(fn_or_exported: Any, *args: Any) -> str:
         >>> "stablehlo.exponential" in xla.stablehlo(torch.exp, torch.ones(2))
         True
     """
-    return str(_exported(fn_or_exported, args).mlir_module())
+    return str(exported(fn_or_exported, args).mlir_module())
 
 
 def save_stablehlo(fn_or_exported: Any, args: tuple[Any, ...], path: str | os.PathLike[str]) -> None:
@@ -56,7 +56,7 @@ def save_stablehlo(fn_or_exported: Any, args: tuple[Any, ...], path: str | os.Pa
         ImportError: If flatbuffers is not installed, with the command that installs it.
     """
     _require_flatbuffers()
-    content = bytes(_exported(fn_or_exported, args).serialize())
+    content = bytes(exported(fn_or_exported, args).serialize())
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -80,10 +80,10 @@ def load_stablehlo(path: str | os.PathLike[str]) -> Callable[..., Any]:
         ImportError: If flatbuffers is not installed, with the command that installs it.
     """
     _require_flatbuffers()
-    exported = jax_export.deserialize(bytearray(Path(path).read_bytes()))
+    program = jax_export.deserialize(bytearray(Path(path).read_bytes()))
 
     def run(*inputs: torch.Tensor) -> Any:
-        wanted = exported.in_avals
+        wanted = program.in_avals
         if len(inputs) != len(wanted):
             raise TypeError(f"the program takes {len(wanted)} tensors, got {len(inputs)}")
         values = [value_of(tensor.detach().to("xla")) for tensor in inputs]
@@ -95,14 +95,15 @@ def load_stablehlo(path: str | os.PathLike[str]) -> Callable[..., Any]:
             if value.spec is not spec:
                 raise ValueError(f"argument {number} of the program must be {spec}, got {value.spec}")
         with runtime.x64():
-            results = exported.call(*(value.buffer for value in values))
+            results = program.call(*(value.buffer for value in values))
         tensors = tuple(new_tensor(Value(make_spec(tuple(r.shape), from_numpy(r.dtype)), r)) for r in results)
         return tensors[0] if len(tensors) == 1 else tensors
 
     return run
 
 
-def _exported(fn_or_exported: Any, args: tuple[Any, ...]) -> jax_export.Exported:
+def exported(fn_or_exported: Any, args: tuple[Any, ...]) -> jax_export.Exported:
+    """What `stablehlo` gives as text, as an object of `jax.export`; the arguments are the same."""
     function = fn_or_exported
     if isinstance(function, torch.export.ExportedProgram):
         function = function.module().to("xla")
@@ -123,5 +124,4 @@ def _exported(fn_or_exported: Any, args: tuple[Any, ...]) -> jax_export.Exported
 
 
 def _require_flatbuffers() -> None:
-    if importlib.util.find_spec("flatbuffers") is None:
-        raise ImportError('files of StableHLO need flatbuffers: pip install "xlatrainer[stablehlo]"')
+    require("flatbuffers", "a file of StableHLO", 'pip install "xlatrainer[stablehlo]"')

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xlatrainer.callbacks.callback import Callback, LogValues
-from xlatrainer.callbacks.optional import require
+from xlatrainer.optional import require
 
 __all__ = ["History"]
 

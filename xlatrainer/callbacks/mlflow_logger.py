@@ -8,7 +8,7 @@ from typing import Any
 
 from xlatrainer.callbacks.batch_values import BatchValues
 from xlatrainer.callbacks.callback import Callback, LogValues
-from xlatrainer.callbacks.optional import require
+from xlatrainer.optional import require
 
 __all__ = ["MLflowLogger"]
 

@@ -6,10 +6,9 @@ import os
 import time
 from pathlib import Path
 
-import jax
-
 from xlatrainer.backend.device import wait_device_ops
 from xlatrainer.callbacks.callback import Callback, LogValues
+from xlatrainer.profiler import start_trace, stop_trace
 
 __all__ = ["Profiler", "StepTrace"]
 
@@ -37,7 +36,7 @@ class StepTrace:
             wait_device_ops()  # what is before them is not theirs
             self.log_dir.mkdir(parents=True, exist_ok=True)
             self._began = time.time()
-            jax.profiler.start_trace(os.fspath(self.log_dir))
+            start_trace(self.log_dir)
             self._is_running = True
 
     def after_step(self, step: int) -> None:
@@ -54,8 +53,7 @@ class StepTrace:
         if not self._is_running:
             return
         self._is_running, self._is_done = False, True
-        wait_device_ops()
-        jax.profiler.stop_trace()
+        stop_trace()
         files = sorted(self.log_dir.glob("plugins/profile/*/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
         if not files or files[-1].stat().st_mtime < self._began - 1:
             raise RuntimeError(f"jax's profiler was stopped, but there is no new *.xplane.pb below {self.log_dir}")

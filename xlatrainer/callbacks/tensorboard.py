@@ -14,9 +14,9 @@ from torch import Tensor
 from xlatrainer.backend import counters
 from xlatrainer.callbacks.batch_values import BatchValues
 from xlatrainer.callbacks.callback import Callback, LogValues
-from xlatrainer.callbacks.optional import require
 from xlatrainer.callbacks.profiler import StepTrace
 from xlatrainer.callbacks.tensorboard_graph import write_graph
+from xlatrainer.optional import require
 
 if TYPE_CHECKING:
     from xlatrainer.trainer.trainer import Trainer

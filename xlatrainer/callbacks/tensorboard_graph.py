@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from xlatrainer.callbacks.optional import require
+from xlatrainer.optional import require
 
 __all__ = ["write_graph"]
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from xlatrainer import config
 from xlatrainer.backend import measurements
 from xlatrainer.backend.differences import Difference, difference, nearest
-from xlatrainer.backend.ir import Node
 from xlatrainer.backend.program import Program
 from xlatrainer.backend.source import user_line
 from xlatrainer.backend.state import Compilation, state
@@ -117,7 +116,7 @@ class _Reporter:
         ]
         _write("Post Compilation Analysis", sizes)
 
-    def executed(self, program: Program, node: Node, cause: str) -> None:
+    def executed(self, program: Program, cause: str) -> None:
         if config.get("save_tensors_file"):
             save_graph(program)
         if debug_level() >= EXECUTIONS:
@@ -182,7 +181,7 @@ def _cause_lines(what: str, cause: str, line: str, counts: dict[str, int]) -> li
         f"  {cause}",
         "Graph Info:",
         *(f"  Number of Graph {name.title()}: {count}" for name, count in counts.items()),
-        f"Python Frame Triggered {'Execution' if what == 'Execution' else 'Compilation'}:",
+        f"Python Frame Triggered {what}:",
         f"  {line}",
     ]
 

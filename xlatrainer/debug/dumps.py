@@ -33,7 +33,7 @@ def graph(tensor: torch.Tensor, format: str = "text") -> str:
     if format not in ("text", "dot"):
         raise ValueError(f'the format of a graph is "text" or "dot", not {format!r}')
     nodes, _ = _recorded(tensor)
-    return dot(nodes) if format == "dot" else "\n".join(_lines(nodes)) + "\n"
+    return dot(_needed(nodes)) if format == "dot" else "\n".join(_lines(nodes)) + "\n"
 
 
 def hlo(tensor: torch.Tensor, format: str = "hlo") -> str:
@@ -90,8 +90,8 @@ def _lines(nodes: Sequence[Node]) -> list[str]:
 
 
 def dot(nodes: Sequence[Node]) -> str:
-    """The last of these nodes, and those that it depends on, for Graphviz."""
-    return "digraph G {\n" + "".join(f"  {line}\n" for line in _dot_lines(_needed(nodes))) + "}\n"
+    """These nodes, with all that they depend on among them, for Graphviz."""
+    return "digraph G {\n" + "".join(f"  {line}\n" for line in _dot_lines(nodes)) + "}\n"
 
 
 def _dot_lines(nodes: Sequence[Node]) -> Iterator[str]:
@@ -111,7 +111,7 @@ def save_graph(program: Graph) -> None:
     if form == "text":
         text = "IR {\n" + "".join(f"  {line}\n" for line in program.text()) + "}\n"
     elif form == "dot":
-        text = _whole_dot(program)
+        text = dot(program.nodes)
     else:
         text = program_text(program, form)
     outputs = ", ".join(f"%{slot}" for slot in program.outputs)
@@ -119,10 +119,6 @@ def save_graph(program: Graph) -> None:
         f"{config.get('save_tensors_file')}.0",
         f"[ScheduleSyncTensorsGraph]\n\n## BEGIN_GRAPH\n{text}\nROOT ({outputs})\n\n## END_GRAPH\n\n\n",
     )
-
-
-def _whole_dot(program: Graph) -> str:
-    return "digraph G {\n" + "".join(f"  {line}\n" for line in _dot_lines(program.nodes)) + "}\n"
 
 
 def append(path: Any, text: str) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from xlatrainer.backend.closures import step_ended
+from xlatrainer.backend.replay.step import one_by_one
 
 __all__ = ["Step", "Strategy"]
 
@@ -54,12 +55,7 @@ class _PlainStep:
         return None
 
     def many(self, batches: Sequence[tuple[Any, ...]], before_each: Callable[[int], None] | None = None) -> list[Any]:
-        results = []
-        for index, args in enumerate(batches):
-            if before_each is not None:
-                before_each(index)
-            results.append(self(*args))
-        return results
+        return one_by_one(self, batches, before_each)
 
 
 class Strategy(ABC):

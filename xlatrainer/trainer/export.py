@@ -14,9 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-import xlatrainer.backend.device as xla_device
-from xlatrainer.backend.exporting import exported_program
-from xlatrainer.callbacks.optional import require
+from xlatrainer.backend.stablehlo import exported
+from xlatrainer.optional import require
 from xlatrainer.strategies.nested import map_tensors, tensors_in
 from xlatrainer.strategies.single import SingleDeviceStrategy
 from xlatrainer.trainer.checkpoints.places import publish_file
@@ -91,19 +90,11 @@ def _stablehlo_program(
         require("flatbuffers", 'export(format="stablehlo")', 'pip install "xlatrainer[stablehlo]"')
     placed = SingleDeviceStrategy().setup(copy.deepcopy(model)).eval()
 
-    def on_device(tensor: Tensor) -> Tensor:
-        return tensor.detach().cpu().to(xla_device.device())
+    def forward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        return list(tensors_in(predictions_of(placed(*args, **kwargs))))
 
-    tree = map_tensors(on_device, [arguments, keywords])
-
-    def forward(*inputs: Tensor) -> list[Tensor]:
-        each = iter(inputs)
-        args, kwargs = map_tensors(lambda _: next(each), tree)
-        with torch.no_grad():
-            return list(tensors_in(predictions_of(placed(*args, **kwargs))))
-
-    exported = exported_program(forward, list(tensors_in(tree)))
-    content = exported.mlir_module().encode() if text else bytes(exported.serialize())
+    program = exported(forward, (_to_cpu(arguments), _to_cpu(keywords)))
+    content = program.mlir_module().encode() if text else bytes(program.serialize())
     return lambda path: _write(path, content)
 
 

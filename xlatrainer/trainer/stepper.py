@@ -16,7 +16,6 @@ from torch import Tensor
 from xlatrainer.data.batch import Arguments, Batch, split_batch
 from xlatrainer.metrics.mean import Mean
 from xlatrainer.metrics.metric import Metric, update_metrics
-from xlatrainer.strategies.strategy import Step
 from xlatrainer.trainer.accumulation import Accumulation, GradientSums
 from xlatrainer.trainer.logs import Logs
 from xlatrainer.trainer.losses import LossFunction, SeveralLosses, checked_loss, predictions_of
@@ -103,7 +102,7 @@ class Stepper:
         for updates, run in self.accumulation.runs(batches):
             placed = [self._place(batch) for batch in run]
             self.user_state.gather()
-            results = self._update_with(placed) if updates else _in_turn(self._accumulating, placed)
+            results = self._update_with(placed) if updates else self._accumulating.many(placed)
             self.user_state.hand_back()
             values = results[-1][0]
             self._trainer.num_examples += sum(num_examples for _, num_examples in results)
@@ -348,7 +347,3 @@ class Stepper:
             )
         update_metrics(self.metrics, prediction, outcome.target, outcome.sample_weight, outcome.is_real)
         return {metric.name: metric.compute() for metric in reported}
-
-
-def _in_turn(step: Step, placed: list[tuple[Any, ...]]) -> list[Any]:
-    return [step(*placed[0])] if len(placed) == 1 else step.many(placed)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xlatrainer.callbacks.optional import require
 from xlatrainer.data.random_states import random_states, restore_random_states
+from xlatrainer.optional import require
 from xlatrainer.strategies.nested import map_tensors
 from xlatrainer.trainer.checkpoint import as_saved, collect, load_state
 from xlatrainer.trainer.inputs import batches_to_train

@@ -138,8 +138,7 @@ class Plan:
         for shadow in shadows.values():
             shadow.advance()
         if state.reporter is not None:
-            assert self.seen.node is not None
-            state.reporter.executed(self.program, self.seen.node, "a compiled function is replayed")
+            state.reporter.executed(self.program, "a compiled function is replayed")
         return self.distribute(given, values, results, copied)
 
     def buffers(self, values: list[Value], positions: Sequence[int]) -> tuple[list[Any], frozenset[int]]:

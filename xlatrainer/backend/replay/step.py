@@ -25,7 +25,7 @@ from xlatrainer.backend.replay.snapshot import Snapshot
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import storage_data
 
-__all__ = ["ReplayedStep"]
+__all__ = ["ReplayedStep", "one_by_one"]
 
 _log = logging.getLogger("xlatrainer.replay")
 
@@ -33,6 +33,18 @@ AUDIT_EVERY = 256  # replays after which a step runs its Python, to see whether 
 PATIENCE = 4  # observations in a row without two that agree, after which the step is left alone for a while
 FIRST_PAUSE = 64  # calls; each further pause is twice as long
 MAX_PLANS = 32  # of different arguments
+
+
+def one_by_one(
+    step: Callable[..., Any], batches: Sequence[tuple[Any, ...]], before_each: Callable[[int], None] | None = None
+) -> list[Any]:
+    """Call `step` with each of these tuples of arguments, and `before_each` with the number of each before it."""
+    results = []
+    for index, args in enumerate(batches):
+        if before_each is not None:
+            before_each(index)
+        results.append(step(*args))
+    return results
 
 
 class ReplayedStep:
@@ -126,12 +138,7 @@ class ReplayedStep:
                     )
                 except Mismatch as change:
                     self._ended(str(change))
-        results = []
-        for index, args in enumerate(batches):
-            if before_each is not None:
-                before_each(index)
-            results.append(self(*args))
-        return results
+        return one_by_one(self, batches, before_each)
 
     def memory(self) -> int | None:
         """The bytes that the program of the latest step whose Python ran needs; None before there was one."""

@@ -1,4 +1,4 @@
-"""Packages that only some callbacks need: the error that says how to get them."""
+"""Packages that only some features need: the error that says how to get them."""
 
 from __future__ import annotations
 
