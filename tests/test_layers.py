@@ -116,7 +116,10 @@ LAYERS = (
         )
     ),
     Layer(("xlatrainer.backend.dtypes", "xlatrainer.backend._private_api")),
-    Layer(("xlatrainer.errors", "xlatrainer.config", "xlatrainer.optional"), sideways=True),
+    Layer(
+        ("xlatrainer.errors", "xlatrainer.config", "xlatrainer.optional", "xlatrainer.nested", "xlatrainer.encoding"),
+        sideways=True,
+    ),
 )
 
 TORCH_NAMESPACES_OF_OPERATORS = ("torch.ops",)  # `torch.ops.aten._softmax` is an operator's name, not a private part

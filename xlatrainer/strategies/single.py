@@ -17,7 +17,7 @@ import xlatrainer.backend.memory as memory
 import xlatrainer.backend.runtime as runtime
 import xlatrainer.backend.transfer as transfer
 from xlatrainer.backend.replay.step import ReplayedStep
-from xlatrainer.strategies.nested import map_tensors
+from xlatrainer.nested import map_tensors
 from xlatrainer.strategies.strategy import Step, Strategy
 
 __all__ = ["SingleDeviceStrategy"]

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from xlatrainer.data.random_states import random_states, restore_random_states
-from xlatrainer.trainer.checkpoints.encoding import TensorTable, encode
+from xlatrainer.encoding import TensorTable, encode
 from xlatrainer.trainer.checkpoints.files import Content, read_checkpoint
 from xlatrainer.trainer.weights import Loaded, NameMap, load_into, model_state, renamed
 

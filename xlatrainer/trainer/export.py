@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from xlatrainer.backend.stablehlo import exported
+from xlatrainer.nested import map_tensors, tensors_in
 from xlatrainer.optional import require
-from xlatrainer.strategies.nested import map_tensors, tensors_in
 from xlatrainer.strategies.single import SingleDeviceStrategy
 from xlatrainer.trainer.checkpoints.places import publish_file
 from xlatrainer.trainer.losses import predictions_of

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xlatrainer.strategies.nested import map_tensors
+from xlatrainer.nested import map_tensors
 from xlatrainer.trainer.steps import rows_of
 
 __all__ = ["Padding"]

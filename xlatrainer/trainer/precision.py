@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from xlatrainer.strategies.nested import map_tensors
+from xlatrainer.nested import map_tensors
 
 __all__ = ["LossScale", "Precision", "full_precision"]
 

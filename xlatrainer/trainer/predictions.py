@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xlatrainer.strategies.nested import map_tensors, tensors_in
+from xlatrainer.nested import map_tensors, tensors_in
 from xlatrainer.strategies.strategy import Strategy
 
 __all__ = ["Predictions"]

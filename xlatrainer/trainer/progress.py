@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from xlatrainer.data.epoch_iterator import EpochIterator
-from xlatrainer.strategies.nested import map_tensors, tensors_in
+from xlatrainer.nested import map_tensors, tensors_in
 from xlatrainer.strategies.strategy import Strategy
 from xlatrainer.trainer.logs import Logs
 from xlatrainer.trainer.stepper import Stepper

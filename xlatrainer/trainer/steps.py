@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from xlatrainer.data.batch import plain_batch, split_batch
-from xlatrainer.strategies.nested import tensors_in
+from xlatrainer.nested import tensors_in
 from xlatrainer.trainer.losses import checked_loss, predictions_of
 
 __all__ = [

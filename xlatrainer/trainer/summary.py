@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from xlatrainer.backend import counters
 from xlatrainer.backend.executor import run_pending
-from xlatrainer.strategies.nested import tensors_in
+from xlatrainer.nested import tensors_in
 from xlatrainer.strategies.strategy import Strategy
 from xlatrainer.trainer.modes import evaluating
 from xlatrainer.trainer.steps import call_model

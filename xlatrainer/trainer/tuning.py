@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from xlatrainer.data.random_states import random_states, restore_random_states
+from xlatrainer.nested import map_tensors
 from xlatrainer.optional import require
-from xlatrainer.strategies.nested import map_tensors
 from xlatrainer.trainer.checkpoint import as_saved, collect, load_state
 from xlatrainer.trainer.inputs import batches_to_train
 from xlatrainer.trainer.logs import Logs

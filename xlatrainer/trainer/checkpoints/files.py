@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from xlatrainer.encoding import decode
 from xlatrainer.errors import CheckpointError
-from xlatrainer.trainer.checkpoints.encoding import decode
 from xlatrainer.trainer.checkpoints.places import MANIFEST, Place, place_of
 
 __all__ = ["FORMAT", "Content", "read_checkpoint", "read_manifest", "read_weights", "write_checkpoint", "write_weights"]

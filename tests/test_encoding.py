@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from xlatrainer.trainer.checkpoints.encoding import TensorTable, decode, encode
+from xlatrainer.encoding import TensorTable, decode, encode
 
 PLAIN: list[Any] = [
     None,

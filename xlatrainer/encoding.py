@@ -1,7 +1,7 @@
 """A nested state as JSON and a list of tensors, and back. Nothing in it is code, and reading it executes none.
 
-Owns which Python types a checkpoint may hold. Knows nothing of files, models or devices: tensors are passed on as they
-are, and none of their values is read.
+Owns which Python types a checkpoint or a cached sample may hold. Knows nothing of files, models or devices: tensors
+are passed on as they are, and none of their values is read.
 """
 
 import base64
@@ -127,7 +127,7 @@ def _tagged(kind: str, value: Any) -> dict[str, Any]:
 
 def _refuse_layout(tensor: Tensor, where: str) -> None:
     if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise TypeError(f"{where} is a sparse or quantized tensor, which a checkpoint does not hold; save it densely")
+        raise TypeError(f"{where} is a sparse or quantized tensor, which cannot be saved; make it dense")
 
 
 def _dtype(name: str) -> torch.dtype:
