@@ -4,12 +4,16 @@ import os
 import random
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gcsfs.core
 import numpy as np
 import pytest
 import torch
+
+from tests import gcs
 
 SEED = 0
 GRACE_SECONDS = 2.0  # for threads and processes that are ending on their own
@@ -27,6 +31,8 @@ LASTING_THREADS = {
     "Dummy-": "Python's name for a native thread that ran Python code once, as autograd's backward threads do",
     "Otel": "OpenTelemetry's exporters, which wandb starts once in a process",
     "fsspecIO": "fsspec's one event loop, started by the first remote file system",
+    "asyncio_": "the threads of that loop",
+    "gcsfs-deferred-close": "gcsfs's own, started by the first file",
 }
 # tqdm's monitor carries no name of its own; its class does.
 LASTING_THREAD_TYPES = {"TMonitor": "tqdm's monitor, one a process, started by the first progress bar"}
@@ -35,6 +41,7 @@ LASTING_THREAD_TYPES = {"TMonitor": "tqdm's monitor, one a process, started by t
 LASTING_CHILDREN = {
     "multiprocessing.resource_tracker": "started by multiprocessing with the first shared object",
     "multiprocessing.forkserver": "started by multiprocessing with the first forkserver process",
+    "gcp_storage_emulator": "the tests' storage server, ended with the session",
 }
 
 
@@ -53,6 +60,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU; run `pytest -m gpu`"))
+
+
+@pytest.fixture(scope="session")
+def _gcs_server() -> Iterator[str]:
+    with gcs.server() as address:
+        yield address
+
+
+@pytest.fixture
+def bucket(_gcs_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a folder, new to each test, in a bucket of a Google Cloud Storage server that was started for this."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", _gcs_server)
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    gcsfs.core.GCSFileSystem.clear_instance_cache()  # one that speaks to another address
+    return f"gs://{gcs.BUCKET}/{uuid.uuid4().hex}"
 
 
 @pytest.fixture(autouse=True)

@@ -116,6 +116,8 @@ LAYERS = (
         )
     ),
     Layer(("xlatrainer.backend.dtypes", "xlatrainer.backend._private_api")),
+    # Files, on this machine and elsewhere.
+    Layer(("xlatrainer.storage",)),
     Layer(
         ("xlatrainer.errors", "xlatrainer.config", "xlatrainer.optional", "xlatrainer.nested", "xlatrainer.encoding"),
         sideways=True,

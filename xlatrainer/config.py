@@ -99,6 +99,14 @@ SETTINGS: dict[str, Setting] = {
     "sync_tensors_opbyop": Setting(
         "XLA_SYNC_TENSORS_OPBYOP", "0", "the same as XLA_GET_TENSORS_OPBYOP; read at import", ("0", "1")
     ),
+    "google_credentials": Setting(
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "",
+        "the file of credentials for gs:// (read by Google's library); empty: gcloud's, or the machine's",
+    ),
+    "storage_emulator": Setting(
+        "STORAGE_EMULATOR_HOST", "", "the address of an emulator that gs:// goes to, such as localhost:9023"
+    ),
     "max_pending_nodes": Setting(
         "XLATRAINER_MAX_PENDING_NODES", 2000, "nodes after which the next host-to-device copy ends the trace"
     ),

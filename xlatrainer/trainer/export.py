@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from xlatrainer.backend.stablehlo import exported
 from xlatrainer.nested import map_tensors, tensors_in
 from xlatrainer.optional import require
+from xlatrainer.storage.publishing import publish_file
 from xlatrainer.strategies.single import SingleDeviceStrategy
-from xlatrainer.trainer.checkpoints.places import publish_file
 from xlatrainer.trainer.losses import predictions_of
 
 __all__ = ["ExportFormat", "export_model"]

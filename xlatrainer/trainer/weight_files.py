@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from xlatrainer.errors import CheckpointError
+from xlatrainer.storage.publishing import fetched, publish_file
 from xlatrainer.trainer.checkpoints.files import read_weights, write_weights
-from xlatrainer.trainer.checkpoints.places import fetched, publish_file
 
 __all__ = ["read_weight_files", "write_weight_file"]
 

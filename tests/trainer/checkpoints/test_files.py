@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from xlatrainer.errors import CheckpointError
-from xlatrainer.trainer.checkpoints import places
+from xlatrainer.storage import publishing
 from xlatrainer.trainer.checkpoints.files import Content, read_checkpoint, read_manifest, write_checkpoint
 from xlatrainer.trainer.checkpoints.folder import CheckpointFolder
 from xlatrainer.trainer.checkpoints.places import FILES, place_of
@@ -113,7 +113,7 @@ def test_a_folder_gets_its_name_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
         seen.append(({path.name for path in Path(source).iterdir()}, sorted(path.name for path in tmp_path.iterdir())))
         rename(source, target)
 
-    monkeypatch.setattr(places.os, "rename", noted)
+    monkeypatch.setattr(os, "rename", noted)
     write_checkpoint(tmp_path / "state", content())
     ((names, beside),) = seen
     assert names == set(FILES)
@@ -137,7 +137,7 @@ def test_killed_between_the_renames_of_a_replacement(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         try:
-            places.os.rename = die  # type: ignore[attr-defined]
+            os.rename = die  # type: ignore[attr-defined]
             write_checkpoint(tmp_path / "state", content(2.0))
         finally:
             os._exit(1)
@@ -153,9 +153,9 @@ def test_what_is_half_written_is_not_seen_and_cleaned_only_if_it_is_ours(tmp_pat
     write_checkpoint(folder.path_of(1), content())
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    abandoned = tmp_path / f".step_00000002.{places._host()}-{gone.pid}-00000000.writing"
+    abandoned = tmp_path / f".step_00000002.{publishing._host()}-{gone.pid}-00000000.writing"
     elsewhere = tmp_path / f".step_00000002.{'0' * 8}-{gone.pid}-00000000.writing"
-    living = tmp_path / f".step_00000002.{places._host()}-{os.getppid()}-00000000.writing"
+    living = tmp_path / f".step_00000002.{publishing._host()}-{os.getppid()}-00000000.writing"
     others = tmp_path / "step_00000003"
     for path in (abandoned, elsewhere, living, others):
         path.mkdir()

@@ -1,29 +1,25 @@
 """Folders that appear whole or not at all, on this machine or behind any URL that fsspec knows.
 
-Owns temporary names, the flush to the disk, the rename, and the rule what may be deleted: only files of names that a
-checkpoint has, and half-written folders only if the process that wrote them is dead. Knows nothing of what the files
-hold.
+Owns the rename, and the rule what may be deleted: only files of names that a checkpoint has, and half-written folders
+only if the process that wrote them is dead. Knows nothing of what the files hold; single files are `storage`'s.
 
 On a local disk a folder gets its name when all of it is on the disk. A remote store cannot rename a folder: there the
 manifest is written last and removed first, and a folder without one counts as not there.
 """
 
 import contextlib
-import hashlib
 import os
-import re
-import socket
 import tempfile
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
+from xlatrainer.storage.files import exists, list_folder, read, remove
+from xlatrainer.storage.publishing import TEMPORARY, flush_folder, get_file, is_abandoned, put_file, temporary_name
+from xlatrainer.storage.systems import Location, locate
 
-__all__ = ["FILES", "MANIFEST", "Place", "fetched", "place_of", "publish_file"]
+__all__ = ["FILES", "MANIFEST", "Place", "place_of"]
 
 MANIFEST = "manifest.json"
 FILES = ("model.safetensors", "state.safetensors", "state.json", MANIFEST)  # all names that a checkpoint ever has
@@ -92,61 +88,10 @@ def place_of(path: str | os.PathLike[str]) -> Place:
     Raises:
         ImportError: If the library for that kind of URL is not installed; fsspec's message names it.
     """
-    text = os.fspath(path)
-    if "://" not in text:
-        return _Local(Path(text))
-    system, inner = fsspec.url_to_fs(text)
-    return _Local(Path(inner)) if isinstance(system, LocalFileSystem) else _Remote(system, inner, text.rstrip("/"))
-
-
-def publish_file(path: str | os.PathLike[str], write: Callable[[Path], None]) -> None:
-    """Let `write` fill a local file, and make it the one at `path`, a path or URL: whole or not at all.
-
-    Args:
-        path: Its folder is made if need be. A file there is replaced.
-        write: Has what it has written on the disk when it returns.
-
-    Raises:
-        IsADirectoryError: If `path` is a folder.
-    """
-    place = place_of(path)
-    if isinstance(place, _Remote):
-        with tempfile.TemporaryDirectory(prefix="xlatrainer-") as folder:
-            write(Path(folder) / "file")
-            place.put(Path(folder) / "file")
-        return
-    assert isinstance(place, _Local)
-    target = place.path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _temporary_name(target, "writing") as temporary:
-        try:
-            write(temporary)
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
-        _flush_folder(target.parent)
-
-
-@contextlib.contextmanager
-def fetched(path: str | os.PathLike[str], endings: tuple[str, ...]) -> Iterator[Path]:
-    """A local path to the file or folder at `path`, a path or URL, for the length of the block.
-
-    Args:
-        path: A file; or a folder, of whose files only those with one of `endings` may be there.
-        endings: Such as ".safetensors".
-
-    Raises:
-        FileNotFoundError: If there is none.
-    """
-    place = place_of(path)
-    if isinstance(place, _Remote):
-        with tempfile.TemporaryDirectory(prefix="xlatrainer-") as folder:
-            yield place.get(Path(folder), endings)
-        return
-    assert isinstance(place, _Local)
-    if not place.path.exists():
-        raise FileNotFoundError(f"{place} does not exist")
-    yield place.path
+    location = locate(path)
+    if location.system is None:
+        return _Local(Path(location.inner))
+    return _Remote(replace(location, inner=location.inner.rstrip("/"), shown=location.shown.rstrip("/")))
 
 
 class _Local(Place):
@@ -183,11 +128,11 @@ class _Local(Place):
                 f"{self} is a folder that holds something else than a checkpoint; save under a name of its own in it"
             )
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with _temporary_name(self._path, "writing") as temporary:
+        with temporary_name(self._path, "writing") as temporary:
             temporary.mkdir()
             try:
                 write(temporary)
-                _flush_folder(temporary)
+                flush_folder(temporary)
             except BaseException:
                 _remove_own_files(temporary)
                 raise
@@ -197,14 +142,14 @@ class _Local(Place):
         """Give the whole folder at `temporary` this name."""
         if not os.path.lexists(self._path):
             os.rename(temporary, self._path)
-            _flush_folder(self._path.parent)
+            flush_folder(self._path.parent)
             return
-        with _temporary_name(
+        with temporary_name(
             self._path, "replaced"
         ) as old:  # a killed process leaves it there, and `clean` puts it back
             os.rename(self._path, old)
             os.rename(temporary, self._path)
-            _flush_folder(self._path.parent)
+            flush_folder(self._path.parent)
             if not old.is_dir():
                 old.unlink()
                 return
@@ -223,7 +168,7 @@ class _Local(Place):
         yield self._path
 
     def remove(self) -> None:
-        with _temporary_name(self._path, "deleting") as temporary:
+        with temporary_name(self._path, "deleting") as temporary:
             os.rename(self._path, temporary)
             _remove_own_files(temporary)
 
@@ -235,8 +180,8 @@ class _Local(Place):
             return []
         removed = []
         for entry in sorted(self._path.iterdir()):
-            left = _TEMPORARY.fullmatch(entry.name)
-            if left is None or not _is_abandoned(left["host"], int(left["pid"]), entry.name):
+            left = TEMPORARY.fullmatch(entry.name)
+            if left is None or not is_abandoned(left["host"], int(left["pid"]), entry.name):
                 continue
             target = self._path / left["name"]
             if left["kind"] == "replaced" and not os.path.lexists(target):
@@ -251,130 +196,67 @@ class _Local(Place):
 
 
 class _Remote(Place):
-    def __init__(self, system: Any, path: str, shown: str) -> None:
-        self._system = system
-        self._path = path.rstrip("/")
-        self._shown = shown
+    def __init__(self, location: Location) -> None:
+        self._location = location
 
     def __str__(self) -> str:
-        return self._shown
+        return self._location.shown
 
     @property
     def name(self) -> str:
-        return self._path.rpartition("/")[2]
+        return self._location.inner.rpartition("/")[2]
+
+    def _url_of(self, name: str) -> str:
+        return f"{self._location.shown}/{name}"
 
     def child(self, name: str) -> "_Remote":
-        return _Remote(self._system, f"{self._path}/{name}", f"{self._shown}/{name}")
+        location = self._location
+        return _Remote(replace(location, inner=f"{location.inner}/{name}", shown=self._url_of(name)))
 
     def children(self) -> list[str]:
-        self._system.invalidate_cache(self._path)
         try:
-            found = self._system.ls(self._path, detail=True)
+            return [entry.name for entry in list_folder(self._location.shown) if entry.isdir]
         except FileNotFoundError:
             return []
-        return [entry["name"].rstrip("/").rpartition("/")[2] for entry in found if entry["type"] == "directory"]
 
     def holds_checkpoint(self) -> bool:
-        self._system.invalidate_cache(self._path)
-        return bool(self._system.exists(f"{self._path}/{MANIFEST}"))
+        return exists(self._url_of(MANIFEST))
 
     def publish(self, write: Callable[[Path], None]) -> None:
         with tempfile.TemporaryDirectory(prefix="xlatrainer-") as folder:
             write(Path(folder))
             if self.holds_checkpoint():
-                self._system.rm_file(f"{self._path}/{MANIFEST}")
-            self._system.makedirs(self._path, exist_ok=True)
+                remove(self._url_of(MANIFEST))
             for name in FILES:  # the manifest is the last of them
-                self._system.put_file(os.path.join(folder, name), f"{self._path}/{name}")
+                put_file(os.path.join(folder, name), self._url_of(name))
 
     def manifest(self) -> bytes:
         if not self.holds_checkpoint():
             raise FileNotFoundError(f"{self} is no checkpoint: it has no {MANIFEST}")
-        return bytes(self._system.cat_file(f"{self._path}/{MANIFEST}"))
+        return read(self._url_of(MANIFEST))
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="xlatrainer-") as folder:
             for name in FILES:
                 with contextlib.suppress(FileNotFoundError):  # a missing file is reported by who knows the manifest
-                    self._system.get_file(f"{self._path}/{name}", os.path.join(folder, name))
+                    get_file(self._url_of(name), os.path.join(folder, name))
             yield Path(folder)
 
     def remove(self) -> None:
         for name in reversed(FILES):
             with contextlib.suppress(FileNotFoundError):
-                self._system.rm_file(f"{self._path}/{name}")
-        with contextlib.suppress(OSError):  # a folder that holds something else stays, and most stores have no folders
-            self._system.rmdir(self._path)
+                remove(self._url_of(name))
+        if not self._location.is_object_store:
+            with contextlib.suppress(OSError):  # a folder that holds something else stays
+                self._location.system.rmdir(self._location.inner)
 
     def remove_file(self) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._system.rm_file(self._path)
-
-    def put(self, file: Path) -> None:
-        """Copy a local file here."""
-        self._system.makedirs(self._path.rpartition("/")[0], exist_ok=True)
-        self._system.put_file(str(file), self._path)
-
-    def get(self, folder: Path, endings: tuple[str, ...]) -> Path:
-        """Copy the file here, or the files with these endings in the folder here, into a local folder."""
-        self._system.invalidate_cache(self._path)
-        if not self._system.exists(self._path):
-            raise FileNotFoundError(f"{self} does not exist")
-        is_file = self._system.isfile(self._path)
-        remote = [self._path] if is_file else self._system.ls(self._path, detail=False)
-        for name in remote:
-            if is_file or name.endswith(endings):
-                self._system.get_file(name, str(folder / name.rpartition("/")[2]))
-        return folder / self.name if is_file else folder
+            remove(self._location.shown)
 
     def clean(self) -> list[str]:
         return []  # nothing tells whether the process that writes a folder is alive: it may be on another machine
-
-
-_TEMPORARY = re.compile(
-    r"\.(?P<name>.+)\.(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{8}\.(?P<kind>writing|replaced|deleting)"
-)
-_in_use: set[str] = set()
-
-
-def _host() -> str:
-    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
-
-
-@contextlib.contextmanager
-def _temporary_name(path: Path, kind: str) -> Iterator[Path]:
-    """A hidden name beside `path` that says who uses it."""
-    name = f".{path.name}.{_host()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.{kind}"
-    _in_use.add(name)
-    try:
-        yield path.with_name(name)
-    finally:
-        _in_use.discard(name)
-
-
-def _is_abandoned(host: str, pid: int, name: str) -> bool:
-    """Whether the process that used a temporary name is certainly gone."""
-    if host != _host():
-        return False
-    if pid == os.getpid():
-        return name not in _in_use  # of an earlier process with our number
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
-
-
-def _flush_folder(folder: Path) -> None:
-    """Have the names in `folder` on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _remove_own_files(folder: Path, others_to: Path | None = None) -> None:
