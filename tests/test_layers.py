@@ -92,7 +92,7 @@ LAYERS = (
     # what a tensor is and how a trace runs, which do not know each other,
     Layer(("xlatrainer.backend.tensor", "xlatrainer.backend.executor", "xlatrainer.backend.cpu_errors")),
     Layer(("xlatrainer.backend.program",)),
-    Layer(("xlatrainer.backend.program_cache",)),
+    Layer(("xlatrainer.backend.program_cache", "xlatrainer.backend.precision")),
     Layer(
         (
             "xlatrainer.backend.state",

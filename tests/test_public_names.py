@@ -30,6 +30,7 @@ PUBLIC_NAMES = {
     "load_stablehlo",
     "manual_seed",
     "metrics",
+    "precision",
     "profiler",
     "real_devices",
     "save_stablehlo",

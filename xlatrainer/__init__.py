@@ -19,6 +19,7 @@ from xlatrainer.backend.device import (
 )
 from xlatrainer.backend.memory import get_memory_info
 from xlatrainer.backend.modes import eager_mode, is_eager_mode
+from xlatrainer.backend.precision import precision
 from xlatrainer.backend.program_cache import initialize_cache
 from xlatrainer.backend.random import fork_rng, get_rng_state, set_rng_state
 from xlatrainer.backend.stablehlo import load_stablehlo, save_stablehlo, stablehlo
@@ -47,6 +48,7 @@ __all__ = [
     "load_stablehlo",
     "manual_seed",
     "metrics",
+    "precision",
     "profiler",
     "real_devices",
     "save_stablehlo",

@@ -107,6 +107,21 @@ SETTINGS: dict[str, Setting] = {
     "storage_emulator": Setting(
         "STORAGE_EMULATOR_HOST", "", "the address of an emulator that gs:// goes to, such as localhost:9023"
     ),
+    "use_bf16": Setting("XLA_USE_BF16", "0", "whether float32 and float64 are held as bfloat16", ("0", "1")),
+    "downcast_bf16": Setting(
+        "XLA_DOWNCAST_BF16", "0", "whether float32 is held as bfloat16 and float64 as float32", ("0", "1")
+    ),
+    "use_f16": Setting(
+        "XLA_USE_F16",
+        "0",
+        "whether float32 and float64 are held as float16",
+        ("0", "1"),
+        also=(("XLA_USE_FP16", (("0", "0"), ("1", "1"))),),
+    ),
+    "downcast_f16": Setting(
+        "XLA_DOWNCAST_FP16", "0", "whether float32 is held as float16 and float64 as float32", ("0", "1")
+    ),
+    "use_32bit_long": Setting("XLA_USE_32BIT_LONG", "0", "whether int64 is held as int32", ("0", "1")),
     "max_pending_nodes": Setting(
         "XLATRAINER_MAX_PENDING_NODES", 2000, "nodes after which the next host-to-device copy ends the trace"
     ),

@@ -116,6 +116,8 @@ def _without_dropout(model: nn.Module) -> nn.Module:
             for attribute in ("p", "drop_prob"):
                 if hasattr(module, attribute):
                     setattr(module, attribute, 0.0)
+        if isinstance(getattr(module, "drop_rate", None), float):
+            module.drop_rate = 0.0  # of timm: for a call of `torch.nn.functional.dropout` in the model's forward
     return model
 
 

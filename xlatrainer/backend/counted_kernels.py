@@ -30,15 +30,15 @@ _operations: dict[tuple[Any, ...], Operation] = {}
 def _recorded(name: str, function: Callable[..., Any], tensor: torch.Tensor, shapes: Sequence[Any]) -> list[Value]:
     """Record `function` of the array of `tensor`; `shapes` are the shape and dtype of each result."""
     value = value_of(tensor)
-    key = (name, value.spec)
+    specs = tuple(make_spec(tuple(shape), dtype) for shape, dtype in shapes)
+    key = (name, value.spec, specs)
     operation = _operations.get(key)
     if operation is None:
 
         def lower(operands: Any, _floats: Any, _ints: Any, _key: Any) -> tuple[Any, ...]:
             return tuple(function(operands[0]))
 
-        specs = tuple(make_spec(tuple(shape), dtype) for shape, dtype in shapes)
-        operation = _operations[key] = Operation(name, lower, specs, identity=repr((key, specs)))
+        operation = _operations[key] = Operation(name, lower, specs, identity=repr(key))
     return state.trace.append((operation, state.trace.slot_of(value)))
 
 
@@ -60,7 +60,7 @@ def _cut(value: Value, length: int) -> torch.Tensor:
         def lower(operands: Any, _floats: Any, _ints: Any, _key: Any) -> tuple[Any, ...]:
             return (operands[0][:length],)
 
-        out = make_spec((length, *spec.shape[1:]), spec.dtype)
+        out = make_spec((length, *spec.shape[1:]), spec.dtype, spec.held)
         operation = _operations[key] = Operation(
             "xla::cut", lower, (out,), detail=f"length={length}", identity=repr(key)
         )

@@ -1,6 +1,6 @@
 """Kernels of torchvision's operators that a lowering cannot express: their results are as long as data says.
 
-May import: ir, state, tensor, transfer, counters, lowerings.detection.
+May import: dtypes, ir, state, tensor, transfer, counters, lowerings.detection.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from xlatrainer.backend import counters
+from xlatrainer.backend.dtypes import to_numpy
 from xlatrainer.backend.ir import Operation, Spec, make_spec
 from xlatrainer.backend.lowerings.detection import without_overlaps
 from xlatrainer.backend.recorder import not_on_device
@@ -18,21 +19,21 @@ from xlatrainer.backend.transfer import read_to_host
 
 __all__ = ["kernels"]
 
-_operations: dict[tuple[Spec, Spec], Operation] = {}
+_operations: dict[tuple[Spec, ...], Operation] = {}
 
 
 def _suppression(dets: Spec, scores: Spec) -> Operation:
     """The operation for boxes and scores of these specs, whose one float is the threshold."""
-    found = _operations.get((dets, scores))
+    outputs = (make_spec((dets.shape[0],), torch.int64), make_spec((), torch.int64))
+    key = (dets, scores, *outputs)
+    found = _operations.get(key)
     if found is None:
 
         def lower(operands: Any, floats: Any, _ints: Any, _key: Any) -> tuple[Any, ...]:
-            return without_overlaps(operands[0], operands[1], floats[0])
+            boxes, ranks = (operand.astype(to_numpy(dets.dtype)) for operand in operands)
+            return without_overlaps(boxes, ranks, floats[0])
 
-        outputs = (make_spec((dets.shape[0],), torch.int64), make_spec((), torch.int64))
-        found = _operations[dets, scores] = Operation(
-            "torchvision::nms", lower, outputs, num_floats=1, identity=repr((dets, scores))
-        )
+        found = _operations[key] = Operation("torchvision::nms", lower, outputs, num_floats=1, identity=repr(key))
     return found
 
 

@@ -1,9 +1,11 @@
-"""torch dtypes, numpy/JAX dtypes and torch's type promotion: one table, no arrays.
+"""torch dtypes, numpy/JAX dtypes, torch's type promotion, and what the device holds a dtype as: no arrays.
 
 May import: torch, numpy, ml_dtypes.
 """
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -12,12 +14,16 @@ import torch
 
 __all__ = [
     "Operand",
+    "Policy",
     "compute_dtype",
     "from_numpy",
     "is_supported",
+    "note_held",
     "number_dtype",
     "opmath",
+    "policy",
     "result_type",
+    "use_policy",
     "to_numpy",
 ]
 
@@ -131,3 +137,55 @@ def opmath(dtype: torch.dtype) -> torch.dtype:
 def compute_dtype(dtype: torch.dtype) -> np.dtype:
     """`opmath` as a numpy dtype."""
     return to_numpy(opmath(dtype))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the device holds the numbers of a tensor as, where that is not the tensor's own dtype.
+
+    Attributes:
+        name: says it all: policies of equal names are equal.
+        held: for a dtype of tensors the dtype of the numbers on the device. A dtype that is not named is its own.
+        missing: dtypes that are held as others only because the platform does not have them.
+    """
+
+    name: str = ""
+    held: Mapping[torch.dtype, torch.dtype] = field(default_factory=dict)
+    missing: frozenset[torch.dtype] = frozenset()
+
+    def computed(self, dtype: torch.dtype, *, narrow: bool = False) -> torch.dtype:
+        """What operators compute numbers of this dtype as: for what is held as a half type that is float32.
+
+        Args:
+            dtype: of a tensor.
+            narrow: for an operator that multiplies matrices, which computes with what is held.
+        """
+        held = self.held.get(dtype, dtype)
+        return held if narrow or held is dtype else opmath(held)
+
+
+class _Current:
+    policy = Policy()
+    told: set[torch.dtype] = set()
+
+
+def policy() -> Policy:
+    """The policy by which values are made now."""
+    return _Current.policy
+
+
+def use_policy(new: Policy) -> None:
+    """Make values by another policy from now on."""
+    _Current.policy = new
+
+
+def note_held(dtype: torch.dtype) -> None:
+    """Warn, once for each, of a dtype that the platform does not have."""
+    if dtype in _Current.policy.missing and dtype not in _Current.told:
+        _Current.told.add(dtype)
+        held = _Current.policy.held[dtype]
+        warnings.warn(
+            f"this platform has no {dtype}: such tensors are computed in {held}, with the digits that it has; use "
+            f"{held}, or the CPU platform (PJRT_DEVICE=CPU)",
+            stacklevel=2,
+        )

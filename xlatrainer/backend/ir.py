@@ -9,7 +9,7 @@ Nodes are shared between traces: they form a tree in which every trace is a path
 that was recorded at this place before is one dictionary look-up, the node where a trace ends is the identity of what
 was recorded (no hash of the whole), and the user's line is looked up only where a trace leaves all the known paths.
 
-May import: nothing of ours but errors.
+May import: dtypes, errors.
 """
 
 import math
@@ -20,34 +20,46 @@ from typing import Any, NamedTuple
 
 import torch
 
+from xlatrainer.backend.dtypes import note_held, policy
+
 __all__ = ["DeviceData", "Node", "Operation", "Spec", "Trace", "Value", "device_data", "make_spec"]
 
 
 class Spec:
-    """Shape and dtype of a value. Interned by `make_spec`: equal specs are the same object."""
+    """Shape and dtype of a value. Interned by `make_spec`: equal specs are the same object.
 
-    __slots__ = ("dtype", "leaf", "numel", "shape")
+    `dtype` is that of the tensors, `held` that of the numbers on the device: another one under a precision policy.
+    """
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    __slots__ = ("dtype", "held", "leaf", "numel", "shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, held: torch.dtype) -> None:
         self.shape = shape
         self.dtype = dtype
+        self.held = held
         self.numel = math.prod(shape)
         self.leaf: Operation | None = None
 
     def __repr__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
+        if self.held is not self.dtype:
+            name += f" as {str(self.held).removeprefix('torch.')}"
         return f"{name}[{','.join(map(str, self.shape))}]"
 
 
-_specs: dict[tuple[tuple[int, ...], torch.dtype], Spec] = {}
+_specs: dict[tuple[tuple[int, ...], torch.dtype, torch.dtype], Spec] = {}
 
 
-def make_spec(shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
-    """The one `Spec` of this shape and dtype."""
-    key = (shape, dtype)
+def make_spec(shape: tuple[int, ...], dtype: torch.dtype, held: torch.dtype | None = None) -> Spec:
+    """The one `Spec` of this shape and dtype. `held` defaults to what the precision policy says now."""
+    if held is None:
+        held = policy().held.get(dtype, dtype)
+    key = (shape, dtype, held)
     found = _specs.get(key)
     if found is None:
-        found = _specs[key] = Spec(tuple(int(size) for size in shape), dtype)
+        if held is not dtype:
+            note_held(dtype)
+        found = _specs[key] = Spec(tuple(int(size) for size in shape), dtype, held)
     return found
 
 

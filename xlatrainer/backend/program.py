@@ -55,7 +55,7 @@ class Graph:
         Its arguments are the leaves, then the lifted floats and ints and the random state where there are any.
         """
         leaves = [node.operation.outputs[0] for node in self.nodes if node.operation.lower is None]
-        arguments = [jax.ShapeDtypeStruct(leaf.shape, to_numpy(leaf.dtype)) for leaf in leaves]
+        arguments = [jax.ShapeDtypeStruct(leaf.shape, to_numpy(leaf.held)) for leaf in leaves]
         arguments += [jax.ShapeDtypeStruct((self.floats,), np.float64)] if self.floats else []
         arguments += [jax.ShapeDtypeStruct((self.ints,), np.int64)] if self.ints else []
         arguments += [jax.ShapeDtypeStruct((4,), np.uint32)] if self.random else []
@@ -231,6 +231,12 @@ def _successors(
     return successors
 
 
+def _held(array: Any, spec: Spec) -> Any:
+    """`array` with the dtype that the device holds values of this spec in."""
+    dtype = to_numpy(spec.held)
+    return array if array.dtype == dtype else jax.lax.convert_element_type(array, dtype)
+
+
 def _scope(node: Node) -> Any:
     """Where the operator comes from, in the names of what it is lowered to, if that is asked for."""
     if config.get("hlo_debug") != "1":
@@ -308,7 +314,8 @@ def lower_program(program: Graph, inputs: list[Any], floats: Any, ints: Any, ran
                 raise LoweringError(
                     f"{operation.name} could not be lowered: {error}\n  recorded at {node.line}"
                 ) from error
-            env.update((first + i, result) for i, result in enumerate(results))
+            held = map(_held, results, operation.outputs)
+            env.update((first + i, result) for i, result in enumerate(held))
             if checking:
                 checks += found
                 program.checks += [Failing(check.kind, check.message, index) for check in found]

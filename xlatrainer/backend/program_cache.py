@@ -121,7 +121,7 @@ def load(key: str, outputs: Sequence[Spec]) -> Entry | None:
     try:
         header, payload = _parse(content, key)
         checks = [(_exception_named(kind), str(message), int(node)) for kind, message, node in header["checks"]]
-        results = [jax.ShapeDtypeStruct(spec.shape, to_numpy(spec.dtype)) for spec in outputs]
+        results = [jax.ShapeDtypeStruct(spec.shape, to_numpy(spec.held)) for spec in outputs]
         results += [jax.ShapeDtypeStruct(FAILURE_SHAPE, np.int64)] if checks else []
         run = load_executable(payload, results, runtime.default_device())
     except CacheError as error:

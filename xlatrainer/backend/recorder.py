@@ -7,7 +7,7 @@ lowering bound.
 
 All calls must be made with `state.lock` held.
 
-May import: ir, state, tensor, shapes, cpu_errors, lowerings.registry, schema, dtypes.
+May import: ir, state, tensor, shapes, cpu_errors, lowerings.registry, schema, precision, dtypes.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from xlatrainer.backend.argument_checks import number_check
 from xlatrainer.backend.cpu_errors import infer_or_refuse
-from xlatrainer.backend.dtypes import number_dtype, opmath, to_numpy
+from xlatrainer.backend.dtypes import Policy, number_dtype, opmath, policy, to_numpy
 from xlatrainer.backend.ir import Operation, Spec, Value, make_spec
 from xlatrainer.backend.lowerings.registry import Lowering, Number
+from xlatrainer.backend.precision import refresh_policy
 from xlatrainer.backend.schema import argument_names, by_name, lifted_positions
 from xlatrainer.backend.shapes import as_meta
 from xlatrainer.backend.state import state
@@ -29,6 +31,16 @@ from xlatrainer.backend.tensor import convert_array, value_of
 from xlatrainer.errors import LoweringError
 
 __all__ = ["Recorder", "check_device", "not_on_device"]
+
+
+# Under a precision policy these take half types as they are held; all others compute them in float32.
+_NARROW = frozenset(
+    f"aten::{name}"
+    for name in (
+        "mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "addbmm", "baddbmm", "addr",
+        "convolution", "convolution_backward", "convolution_overrideable", "convolution_backward_overrideable",
+    )
+)  # fmt: skip
 
 
 class _TensorSlot(NamedTuple):
@@ -102,8 +114,10 @@ class Recorder:
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Value], Any]:
         """Record the call; returns its values and the structure of the results (see `_Call`)."""
         trace = state.trace
+        if not trace.num_nodes:
+            refresh_policy()
         slots: list[Any] = [None]
-        key: list[Any] = [_default_dtype()]
+        key: list[Any] = [_default_dtype(), policy().name]
         numbers: list[Any] = []
         self.saw_view = False
         for position, arg in enumerate(args):
@@ -190,7 +204,7 @@ class Recorder:
 
     def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: list[Any]) -> _Call:
         check_device(kwargs.get("device"))
-        template = _Template(self.lifted)
+        template = _Template(self.lifted, policy(), self.name in _NARROW)
         bound_args = tuple(template.bind(arg, position) for position, arg in enumerate(args))
         bound_kwargs = {name: template.bind(arg, name) for name, arg in kwargs.items()}
         meta_args = tuple(as_meta(arg) for arg in args)
@@ -207,7 +221,7 @@ class Recorder:
             if isinstance(tensor, _Tensor):
                 outputs.append(make_spec(tuple(tensor.shape), tensor.dtype))
         specs = tuple(outputs)
-        lower = _Lower(self.name, self.lowering, bound_args, bound_kwargs, specs, cast=bool(self.written))
+        lower = _Lower(self.name, self.lowering, bound_args, bound_kwargs, specs, template, cast=bool(self.written))
         operation = Operation(
             self.name,
             lower,
@@ -230,26 +244,36 @@ class Recorder:
 
 
 class _Template:
-    """Replaces tensors and lifted numbers of a call by slots, in the order in which a call is scanned."""
+    """Replaces tensors and lifted numbers of a call by slots, in the order in which a call is scanned.
 
-    def __init__(self, lifted: frozenset[int | str]) -> None:
+    Under a precision policy, dtypes are those in which the operator is computed.
+    """
+
+    def __init__(self, lifted: frozenset[int | str], policy: Policy, narrow: bool) -> None:
         self.lifted = lifted
-        self.num_tensors = 0
+        self.policy = policy
+        self.narrow = narrow
+        self.operands: list[np.dtype[Any]] = []
         self.num_floats = 0
         self.num_ints = 0
 
     def bind(self, arg: Any, where: int | str) -> Any:
         if isinstance(arg, _Tensor):
             if arg.device.type == "xla":
-                self.num_tensors += 1
-                return _TensorSlot(self.num_tensors - 1)
-            return self._number(arg.item(), arg.dtype)
+                self.operands.append(to_numpy(self.computed(arg.dtype)))
+                return _TensorSlot(len(self.operands) - 1)
+            return self._number(arg.item(), self.computed(arg.dtype))
+        if isinstance(arg, torch.dtype):
+            return self.computed(arg)
         if isinstance(arg, list | tuple):
             return [self.bind(item, where) for item in arg]
         lifts = where in self.lifted and arg.__class__ in (float, int, complex)
         if lifts and not (arg.__class__ is int and not -(2**63) <= arg < 2**63):
             return self._number(arg, None)
         return arg
+
+    def computed(self, dtype: torch.dtype) -> torch.dtype:
+        return self.policy.computed(dtype, narrow=self.narrow)
 
     def _number(self, number: Any, dtype: torch.dtype | None) -> _NumberSlot:
         kind = int if isinstance(number, bool | int) else type(number)
@@ -271,6 +295,7 @@ class _Lower:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         specs: tuple[Spec, ...],
+        template: _Template,
         *,
         cast: bool,
     ) -> None:
@@ -278,12 +303,16 @@ class _Lower:
         self.lowering = lowering
         self.args = args
         self.kwargs = kwargs
+        dtypes = [template.computed(spec.dtype) for spec in specs]
+        specs = tuple(make_spec(spec.shape, dtype, dtype) for spec, dtype in zip(specs, dtypes, strict=True))
         self.specs = specs
-        self.cast = cast
+        self.operands = template.operands
+        self.cast = cast or bool(template.policy.name)  # mixed dtypes come together in what torch says
         floating = [spec.dtype for spec in specs if spec.dtype.is_floating_point or spec.dtype.is_complex]
         self.number_dtype = to_numpy(opmath(floating[0])) if floating else None
 
     def __call__(self, operands: Sequence[Any], floats: Any, ints: Any, key: Any) -> tuple[Any, ...]:
+        operands = [array.astype(dtype) for array, dtype in zip(operands, self.operands, strict=True)]
         kwargs = {name: self._resolve(arg, operands, floats, ints) for name, arg in self.kwargs.items()}
         if self.lowering.random:
             kwargs["key"] = key

@@ -70,22 +70,26 @@ _BITS = {1: torch.int8, 2: torch.int16}
 _ALIGNMENT = 64  # bytes; what XLA's CPU client asks of memory that it does not copy
 
 
-def to_device(tensor: torch.Tensor) -> Any:
+def to_device(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
     """A device array with a copy of a CPU tensor. The tensor may be changed as soon as this returns.
+
+    Args:
+        tensor: on the CPU.
+        dtype: of the array; default None, that of the tensor.
 
     Raises:
         RuntimeError: for a sparse or quantized tensor.
     """
     if tensor.layout is not torch.strided or tensor.is_quantized:
-        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        layout = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
         raise RuntimeError(
-            f"the xla device has dense tensors only, and this one of shape {tuple(tensor.shape)} is {kind}; make it "
+            f"the xla device has dense tensors only, and this one of shape {tuple(tensor.shape)} is {layout}; make it "
             f"dense first, with {'.dequantize()' if tensor.is_quantized else '.to_dense()'}"
         )
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    dtype = to_numpy(tensor.dtype)
-    if dtype.isbuiltin != 1:  # torch and numpy share no name for it: the bits are handed over
-        array = np.from_dlpack(tensor.contiguous().view(_BITS[tensor.element_size()])).view(dtype)
+    tensor = tensor.detach().resolve_conj().resolve_neg().to(dtype or tensor.dtype)
+    kind = to_numpy(tensor.dtype)
+    if kind.isbuiltin != 1:  # torch and numpy share no name for it: the bits are handed over
+        array = np.from_dlpack(tensor.contiguous().view(_BITS[tensor.element_size()])).view(kind)
     else:
         array = np.from_dlpack(tensor)  # `tensor.numpy()` would forbid the user to resize the tensor ever after
     counters.add("TransferToDevice")

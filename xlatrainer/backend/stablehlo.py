@@ -91,12 +91,15 @@ def load_stablehlo(path: str | os.PathLike[str]) -> Callable[..., Any]:
         if pending:
             run_pending("a loaded program runs")
         for number, (value, aval) in enumerate(zip(values, wanted, strict=True)):
-            spec = make_spec(tuple(aval.shape), from_numpy(aval.dtype))
-            if value.spec is not spec:
+            held = from_numpy(aval.dtype)
+            spec = make_spec(tuple(aval.shape), held, held)
+            if (value.spec.shape, value.spec.held) != (spec.shape, held):
                 raise ValueError(f"argument {number} of the program must be {spec}, got {value.spec}")
         with runtime.x64():
             results = program.call(*(value.buffer for value in values))
-        tensors = tuple(new_tensor(Value(make_spec(tuple(r.shape), from_numpy(r.dtype)), r)) for r in results)
+        dtypes = [from_numpy(result.dtype) for result in results]
+        specs = [make_spec(tuple(r.shape), dtype, dtype) for r, dtype in zip(results, dtypes, strict=True)]
+        tensors = tuple(new_tensor(Value(spec, result)) for spec, result in zip(specs, results, strict=True))
         return tensors[0] if len(tensors) == 1 else tensors
 
     return run

@@ -298,7 +298,7 @@ def resize_(
         offset = int(self.storage_offset())
         needed = math.prod(shape) + offset
         if needed * self.element_size() > whole.numel * whole.dtype.itemsize:
-            grown = make_spec((-(-needed * self.element_size() // whole.dtype.itemsize),), whole.dtype)
+            grown = make_spec((-(-needed * self.element_size() // whole.dtype.itemsize),), whole.dtype, whole.held)
             data.value = None if data.value is None else resized(data.value, grown)
             data.spec = grown
         data.viewed = True

@@ -7,7 +7,7 @@ through a view records a strided read of it, writing a strided write, both cheap
 
 All functions here must be called with `state.lock` held.
 
-May import: ir, state, strided, runtime, dtypes, _private_api.
+May import: ir, state, strided, runtime, precision, dtypes, _private_api.
 """
 
 import weakref
@@ -21,6 +21,7 @@ from xlatrainer.backend import runtime
 from xlatrainer.backend._private_api import create_tensor
 from xlatrainer.backend.dtypes import to_numpy
 from xlatrainer.backend.ir import Operation, Spec, Trace, Value, make_spec
+from xlatrainer.backend.precision import refresh_policy
 from xlatrainer.backend.state import state
 from xlatrainer.backend.strided import Geometry, contiguous_strides, read, write
 
@@ -66,6 +67,7 @@ def new_tensor(value: Value) -> torch.Tensor:
 def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A contiguous tensor with nothing written to it yet; reads as zeros."""
     to_numpy(dtype)  # refuses what XLA does not have
+    refresh_policy()
     tensor = create_tensor(shape, dtype)
     tensor.untyped_storage()._xla = StorageData(None, make_spec(shape, dtype))  # type: ignore[attr-defined]
     return tensor
@@ -188,7 +190,9 @@ def resized(value: Value, spec: Spec) -> Value:
 
 def from_host(tensor: torch.Tensor) -> Value:
     """A copy of a CPU tensor on the device."""
-    value = Value(make_spec(tuple(tensor.shape), tensor.dtype), runtime.to_device(tensor))
+    refresh_policy()
+    spec = make_spec(tuple(tensor.shape), tensor.dtype)
+    value = Value(spec, runtime.to_device(tensor, spec.held))
     if state.observer is not None:
         state.observer.uploaded(tensor, value)
     return value
@@ -229,7 +233,7 @@ def _convert_operation(spec: Spec, dtype: torch.dtype) -> Operation:
         return (convert_array(operands[0], dtype),)
 
     out = make_spec(spec.shape, dtype)
-    return _cached(("convert", spec, dtype), lambda: Operation("xla::convert", lower, (out,)))
+    return _cached(("convert", spec, out), lambda: Operation("xla::convert", lower, (out,)))
 
 
 def _bit_operation(spec: Spec, bit: str) -> Operation:
@@ -245,7 +249,7 @@ def _broadcast_operation(spec: Spec, shape: tuple[int, ...]) -> Operation:
         array = operands[0].reshape(operands[0].shape[extra:]) if extra > 0 else operands[0]
         return (jnp.broadcast_to(array, shape),)
 
-    out = make_spec(shape, spec.dtype)
+    out = make_spec(shape, spec.dtype, spec.held)
     return _cached(("broadcast", spec, shape), lambda: Operation("xla::broadcast", lower, (out,)))
 
 
@@ -257,8 +261,13 @@ def _resize_operation(spec: Spec, out: Spec) -> Operation:
     return _cached(("resize", spec, out), lambda: Operation("xla::resize", lower, (out,)))
 
 
+def _widened(array: Any, dtype: torch.dtype) -> Any:
+    """`array`, which may be held in another dtype, in the dtype of its tensor."""
+    return jax.lax.convert_element_type(array, to_numpy(dtype))
+
+
 def _bits(array: Any, dtype: torch.dtype) -> Any:
-    """The same bytes as flat elements of another dtype."""
+    """The same bytes as flat elements of another dtype; `array` has the dtype of its tensor."""
     target = to_numpy(dtype)
     flat = array.reshape(-1)
     if flat.dtype == target:
@@ -280,20 +289,20 @@ def _bits(array: Any, dtype: torch.dtype) -> Any:
 
 def _view_operation(spec: Spec, view: Geometry, dtype: torch.dtype) -> Operation:
     def lower(operands: Any, _floats: Any, _ints: Any, _key: Any) -> tuple[Any, ...]:
-        data = operands[0] if spec.dtype is dtype else _bits(operands[0], dtype)
+        data = operands[0] if spec.dtype is dtype else _bits(_widened(operands[0], spec.dtype), dtype)
         return (read(data, view),)
 
-    out = make_spec(view.size, dtype)
+    out = make_spec(view.size, dtype, spec.held if spec.dtype is dtype else None)
     detail = f"size={view.size}, stride={view.stride}, offset={view.offset}"
-    return _cached(("view", spec, view, dtype), lambda: Operation("xla::view", lower, (out,), detail=detail))
+    return _cached(("view", spec, view, out), lambda: Operation("xla::view", lower, (out,), detail=detail))
 
 
 def _write_operation(spec: Spec, value: Spec, view: Geometry) -> Operation:
     def lower(operands: Any, _floats: Any, _ints: Any, _key: Any) -> tuple[Any, ...]:
         data, update = operands
         if spec.dtype is value.dtype:
-            return (write(data, update, view),)
-        flat = write(_bits(data, value.dtype), update, view)
+            return (write(data, _widened(update, spec.held), view),)
+        flat = write(_bits(_widened(data, spec.dtype), value.dtype), _widened(update, value.dtype), view)
         return (_bits(flat, spec.dtype).reshape(spec.shape),)
 
     detail = f"size={view.size}, stride={view.stride}, offset={view.offset}"

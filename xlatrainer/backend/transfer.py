@@ -68,7 +68,7 @@ def copies_of(values: Sequence[Value]) -> list[torch.Tensor]:
         if isinstance(value.buffer, Lost):
             raise value.buffer.error()
         try:
-            copies.append(runtime.to_host(value.buffer))
+            copies.append(runtime.to_host(value.buffer).to(value.spec.dtype))
         except jax.errors.JaxRuntimeError as error:
             raise ExecutionError(f"the program that computes this tensor failed: {error}") from error
     return copies
@@ -100,12 +100,13 @@ def hold(tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
     for buffer in buffers:
         if isinstance(buffer, Lost):
             raise buffer.error()
+    dtypes = [value.spec.dtype for value in values]
     copies = runtime.copies(buffers)
     others = [t.detach().to("cpu", copy=True) for t, is_xla in zip(tensors, on_xla, strict=True) if not is_xla]
 
     def fetched() -> list[torch.Tensor]:
         try:
-            from_xla = iter([runtime.to_host(copy) for copy in copies])
+            from_xla = iter([runtime.to_host(copy).to(dtype) for copy, dtype in zip(copies, dtypes, strict=True)])
         except jax.errors.JaxRuntimeError as error:
             raise ExecutionError(f"the program that computes a tensor to be saved failed: {error}") from error
         copies.clear()

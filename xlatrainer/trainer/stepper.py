@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from xlatrainer.backend.precision import precision
 from xlatrainer.data.batch import Arguments, Batch, split_batch
 from xlatrainer.metrics.mean import Mean
 from xlatrainer.metrics.metric import Metric, update_metrics
@@ -203,12 +204,13 @@ class Stepper:
         self._phase = phase
         self._padding.begin()
         if phase != "predict":
-            for metric in [self.loss_mean, *self.metrics, *self._logged[phase].values()]:
-                metric.reset()
+            with precision():
+                for metric in [self.loss_mean, *self.metrics, *self._logged[phase].values()]:
+                    metric.reset()
 
     def values(self) -> Logs:
         """The values of the pass that is going on, computed anew."""
-        with torch.no_grad():
+        with torch.no_grad(), precision():
             reported = [self.loss_mean, *self.metrics, *self._logged[self._phase].values()]
             values: dict[str, Tensor | float] = {metric.name: metric.compute() for metric in reported}
         self._strategy.end_step()
@@ -226,12 +228,13 @@ class Stepper:
     def load_values_state(self, state: Mapping[str, Any]) -> None:
         """Go on with a training pass where `values_state` was taken, with the same metrics."""
         self._padding.full = state["rows"]
-        self.loss_mean.load_state_dict(state["loss"])
-        for metric, own in zip(self.metrics, state["metrics"], strict=True):
-            metric.load_state_dict(own)
-        for name, own in state["logged"].items():
-            logged = self._logged["train"].setdefault(name, Mean(name).to(self._strategy.device))
-            logged.load_state_dict(own)
+        with precision():
+            self.loss_mean.load_state_dict(state["loss"])
+            for metric, own in zip(self.metrics, state["metrics"], strict=True):
+                metric.load_state_dict(own)
+            for name, own in state["logged"].items():
+                logged = self._logged["train"].setdefault(name, Mean(name).to(self._strategy.device))
+                logged.load_state_dict(own)
         self._strategy.end_step()
 
     @contextlib.contextmanager
@@ -257,9 +260,10 @@ class Stepper:
             raise ValueError(f"log({name!r}) takes a value of shape (), got {tuple(tensor.shape)}; log its mean()")
         if name in {metric.name for metric in [self.loss_mean, *self.metrics]}:
             raise ValueError(f"log({name!r}): there is a metric of that name; log it under another one")
-        if name not in self._logged[self._phase]:
-            self._logged[self._phase][name] = Mean(name).to(self._strategy.device)
-        self._logged[self._phase][name].update(tensor.to(self._strategy.device), self._batch_rows)
+        with precision():
+            if name not in self._logged[self._phase]:
+                self._logged[self._phase][name] = Mean(name).to(self._strategy.device)
+            self._logged[self._phase][name].update(tensor.to(self._strategy.device), self._batch_rows)
 
     # what is recorded
 
@@ -334,7 +338,14 @@ class Stepper:
 
     @torch.no_grad()
     def _values(self, outcome: Outcome) -> dict[str, Tensor]:
-        """Take the outcome into the metrics; returns the values so far."""
+        """Take the outcome into the metrics; returns the values so far.
+
+        Sums over many batches are kept as they are, whatever precision policy there is: bfloat16 stops counting at 256.
+        """
+        with precision():
+            return self._values_of(outcome)
+
+    def _values_of(self, outcome: Outcome) -> dict[str, Tensor]:
         prediction = full_precision(outcome.prediction)
         reported: list[Metric] = [*self.metrics, *self._logged[self._phase].values()]
         if outcome.loss is not None:

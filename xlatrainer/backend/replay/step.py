@@ -1,6 +1,6 @@
 """`ReplayedStep`: a function that is run as always until its steps repeat, and then without its Python.
 
-May import: series, plan, observation, snapshot, optimizers, executor, state, config, counters,
+May import: series, plan, observation, snapshot, optimizers, executor, precision, state, config, counters,
 _private_api.
 """
 
@@ -15,6 +15,7 @@ from xlatrainer import config
 from xlatrainer.backend import counters
 from xlatrainer.backend._private_api import ambient_state, tree_flatten
 from xlatrainer.backend.executor import raise_failed_checks, run_pending
+from xlatrainer.backend.precision import refresh_policy
 from xlatrainer.backend.program import Program
 from xlatrainer.backend.replay.graphs import GraphLimit
 from xlatrainer.backend.replay.observation import STEP_BEGINS, STEP_ENDS, Observation, observe, whole_graph
@@ -247,8 +248,8 @@ class ReplayedStep:
 
 
 def _key(leaves: list[Any], tree: Any) -> Any:
-    """What decides which plan serves a call: the kind of its arguments, and torch's modes."""
-    return tree, tuple(map(_kind, leaves)), ambient_state()
+    """What decides which plan serves a call: the kind of its arguments, torch's modes, and the precision policy."""
+    return tree, tuple(map(_kind, leaves)), ambient_state(), refresh_policy()
 
 
 def _kind(leaf: Any) -> Any:
