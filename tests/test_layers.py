@@ -99,6 +99,7 @@ LAYERS = (
             "xlatrainer.backend.shapes",
             "xlatrainer.backend.argument_checks",
             "xlatrainer.backend.runtime",
+            "xlatrainer.backend.execution_time",
         )
     ),
     Layer(("xlatrainer.backend.differences",)),

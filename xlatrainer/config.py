@@ -80,12 +80,22 @@ SETTINGS: dict[str, Setting] = {
     "ir_debug": Setting(
         "XLA_IR_DEBUG", "0", "whether recorded operators keep the user's whole stack instead of one line", ("0", "1")
     ),
-    "hlo_debug": Setting("XLA_HLO_DEBUG", "0", "whether programs carry operators and the user's lines", ("0", "1")),
+    "hlo_debug": Setting(
+        "XLA_HLO_DEBUG", "0", "whether programs carry modules, operators and the user's lines", ("0", "1")
+    ),
     "save_tensors_file": Setting(
         "XLA_SAVE_TENSORS_FILE", "", "the file, with .0 behind its name, that every graph that runs is appended to"
     ),
     "save_tensors_format": Setting(
         "XLA_SAVE_TENSORS_FMT", "text", "the form of those graphs", ("text", "dot", "hlo", "stablehlo")
+    ),
+    "metrics_percentiles": Setting(
+        "XLA_METRICS_PERCENTILES",
+        "0.01:0.05:0.1:0.2:0.5:0.8:0.9:0.95:0.99",
+        "the percentiles that the metrics report shows, from 0 to 1, with colons between them",
+    ),
+    "metrics_samples": Setting(
+        "XLA_METRICS_SAMPLES", 1024, "how many samples of each metric are kept; read at its first sample"
     ),
     "metrics_file": Setting("XLA_METRICS_FILE", "", "the file that the metrics report is appended to at each step"),
     "save_hlo_file": Setting("XLA_SAVE_HLO_FILE", "", "the file that a program is written to that fails"),

@@ -10,12 +10,13 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 
 from xlatrainer.backend.device import wait_device_ops
 from xlatrainer.backend.executor import run_pending
+from xlatrainer.backend.state import state
 
 __all__ = ["StepTrace", "Trace", "start_server", "start_trace", "stop_trace", "trace"]
 
@@ -64,10 +65,26 @@ def trace(logdir: str | os.PathLike[str]) -> Iterator[Path]:
 class Trace(jax.profiler.TraceAnnotation):
     """A block that a profile shows under a name, on the line of the thread that runs it.
 
+    With `XLA_HLO_DEBUG=1` the names of the blocks, and of the modules, in which an operator was recorded are in the
+    program too, so that a profile of the device shows them.
+
     Args:
         name: what the profile shows.
         **kwargs: further values that the profile shows with it.
     """
+
+    def __init__(self, name: str, **kwargs: Any) -> None:
+        super().__init__(name, **kwargs)
+        self._name = name
+
+    def __enter__(self) -> Self:
+        state.scopes.append(self._name)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        state.scopes.pop()
+        super().__exit__(*error)
 
 
 class StepTrace(jax.profiler.StepTraceAnnotation):

@@ -9,6 +9,7 @@ import torch
 import xlatrainer as xla
 from xlatrainer import config, debug
 from xlatrainer.backend import counters
+from xlatrainer.backend.state import state
 from xlatrainer.errors import ExecutionError
 
 
@@ -64,6 +65,47 @@ def test_the_program_names_the_users_lines_if_asked() -> None:
         assert f"aten::exp at {__file__}" in debug.hlo(pending())
 
 
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Softsign()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return torch.nn.Sequential(torch.nn.Tanh())(x)
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(x).erf()
+
+
+def test_the_program_names_modules_and_blocks_if_asked() -> None:
+    model = Model()
+
+    def program(rows: int) -> str:
+        """Of another shape in each call: what was recorded without names keeps none."""
+        with xla.profiler.Trace("evaluation"):
+            return debug.hlo(model(torch.ones(rows, 41).to("xla")) + 1)
+
+    assert "evaluation" not in program(2)
+    with config.override(hlo_debug="1"):
+        text = program(3)
+    for name in (
+        "evaluation/Model/block/layers.1/aten::abs at",
+        "evaluation/Model/block/Sequential/0/aten::tanh at",
+        "evaluation/Model/aten::erf at",
+        "evaluation/aten::add.Tensor at",
+    ):
+        assert name in text
+    assert state.scopes == []
+
+
 @pytest.mark.parametrize("call", [debug.graph, debug.hlo])
 def test_wrong_arguments(call: object) -> None:
     assert callable(call)
@@ -99,6 +141,25 @@ def test_replayed_steps_are_appended_too(tmp_path: Path) -> None:
         for _ in range(4):
             step(x)
     assert (tmp_path / "graphs.0").read_text().count("aten::erfc") == 4
+
+
+def test_several_steps_in_one_program_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = xla.compile(lambda x: x.erfc() * 3)
+    batches = [(torch.ones(5).to("xla"),) for _ in range(3)]
+    for batch in batches:
+        step(*batch)
+    monkeypatch.setenv("PT_XLA_DEBUG_LEVEL", "2")
+    monkeypatch.setenv("PT_XLA_DEBUG_FILE", str(tmp_path / "analysis"))
+    before = counters.snapshot()
+    with config.override(save_tensors_file=str(tmp_path / "graphs")):
+        for _ in range(2):
+            step.step.many(batches)
+    text = (tmp_path / "analysis").read_text()
+    assert counters.value("Execute") - before["Execute"] == 2
+    assert (tmp_path / "graphs.0").read_text().count("aten::erfc") == 2
+    assert text.count("Execution Cause") == text.count("  3 steps of a compiled function are replayed") == 2
+    assert text.count("Compilation Cause") == text.count("  3 steps become one program") == 1
+    assert debug.explain_recompiles(last=1)[0].cause.startswith("3 steps become one program")
 
 
 def test_the_whole_stack_of_an_operator_if_asked() -> None:

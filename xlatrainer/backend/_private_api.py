@@ -10,7 +10,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import jax
@@ -42,6 +42,7 @@ __all__ = [
     "has_kernel",
     "has_lasting_workers",
     "load_executable",
+    "module_of_call",
     "positional_until",
     "register_backend",
     "register_compiler",
@@ -255,6 +256,17 @@ def without_autocast() -> Any:
 def has_kernel(overload: Any, key: str) -> bool:
     """True if `overload` has a kernel registered for exactly this dispatch key (alias keys count as themselves)."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key)
+
+
+def module_of_call(frame: FrameType) -> torch.nn.Module | None:
+    """The module whose call this frame is, if it is torch's frame around a module's `forward`.
+
+    Hooks would tell as well, but would have to be there before anybody asks, and cost something in each call.
+    """
+    if frame.f_code is not torch.nn.Module._call_impl.__code__:
+        return None
+    module = frame.f_locals["self"]
+    return module if isinstance(module, torch.nn.Module) else None
 
 
 def ambient_state() -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ The identity of a program is the tree node where its trace ended and which of th
 Buffers of leaves that nothing refers to any more (old parameters, old optimizer state) are donated: XLA writes results
 into them.
 
-May import: program, state, source, ir, runtime, counters, errors.
+May import: program, state, source, ir, runtime, execution_time, counters, errors.
 """
 
 import time
@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from xlatrainer.backend import counters, measurements, runtime
+from xlatrainer.backend import counters, execution_time, measurements, runtime
 from xlatrainer.backend.ir import Trace, Value
 from xlatrainer.backend.program import Program
 from xlatrainer.backend.source import user_line
@@ -125,13 +125,13 @@ def start(
     Raises:
         ExecutionError: if it fails at once. Buffers that it was given are lost then.
     """
-    began = time.perf_counter()
+    began = execution_time.starting()
     try:
         results = program.run(buffers, floats, ints, random)
     except jax.errors.JaxRuntimeError as error:
         raise ExecutionError(f"the program failed: {error}\n{program.describe()}{program.dumped()}") from error
     counters.add("Execute")
-    measurements.record("ExecuteTime", time.perf_counter() - began)
+    execution_time.started(began, results, program.smallest)
     if program.checks:
         state.checks.append((program, results.pop()))
     return results
@@ -163,10 +163,11 @@ def wait(values: Sequence[Value] = ()) -> None:
     for buffer in buffers:
         if isinstance(buffer, Lost):
             raise buffer.error()
-    if buffers:
-        jax.block_until_ready(buffers)
-    else:
-        with runtime.x64():
-            jax.block_until_ready(jax.device_put(np.zeros(()), runtime.default_device()) + 0)
+    with execution_time.waiting():
+        if buffers:
+            jax.block_until_ready(buffers)
+        else:
+            with runtime.x64():
+                jax.block_until_ready(jax.device_put(np.zeros(()), runtime.default_device()) + 0)
     with state.lock:
         raise_failed_checks()

@@ -140,16 +140,23 @@ class DeviceData(NamedTuple):
 class Node:
     """One operation at its place in the tree of all traces; see the module's text."""
 
-    __slots__ = ("children", "line", "num_slots", "operands", "operation", "parent", "programs")
+    __slots__ = ("children", "line", "num_slots", "operands", "operation", "parent", "programs", "scope")
 
     def __init__(
-        self, parent: "Node | None", operation: Operation, operands: tuple[int, ...], num_slots: int, line: str
+        self,
+        parent: "Node | None",
+        operation: Operation,
+        operands: tuple[int, ...],
+        num_slots: int,
+        line: str,
+        scope: str = "",
     ) -> None:
         self.parent = parent
         self.operation = operation
         self.operands = operands
         self.num_slots = num_slots  # of the trace, up to and with this node
         self.line = line
+        self.scope = scope  # of modules and named blocks, with slashes between them, if it was asked for
         self.children: dict[tuple[Any, ...], Node] = {}
         self.programs: list[Any] = []  # compiled programs of the traces that ended here
 

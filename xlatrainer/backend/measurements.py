@@ -1,7 +1,10 @@
 """Measurements of what the device did: how long each compilation, transfer and start of a program took.
 
 Beside `counters`, with the same life: a name comes up with its first sample, and `reset` forgets all. Of each name the
-number of samples, their sum and the latest `KEPT` samples are held. Taking a sample costs about a microsecond.
+number of samples, their sum and the latest samples are held, as many as `XLA_METRICS_SAMPLES` said at the first one.
+Taking a sample costs about a microsecond.
+
+May import: config.
 """
 
 import contextlib
@@ -10,9 +13,9 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-__all__ = ["KEPT", "Measurement", "names", "of", "record", "reset", "timed"]
+from xlatrainer import config
 
-KEPT = 1024
+__all__ = ["Measurement", "names", "of", "record", "reset", "timed"]
 
 
 class Measurement:
@@ -20,16 +23,18 @@ class Measurement:
 
     Attributes:
         unit: "s" for seconds, "" for plain numbers.
+        kept: how many samples are held.
         count: how many samples there were; `total`: their sum.
         times: `time.monotonic()` of the latest samples; `values`: the samples themselves.
     """
 
-    def __init__(self, unit: str) -> None:
+    def __init__(self, unit: str, kept: int) -> None:
         self.unit = unit
+        self.kept = kept
         self.count = 0
         self.total = 0.0
-        self.times: deque[float] = deque(maxlen=KEPT)
-        self.values: deque[float] = deque(maxlen=KEPT)
+        self.times: deque[float] = deque(maxlen=kept)
+        self.values: deque[float] = deque(maxlen=kept)
 
 
 _lock = threading.Lock()
@@ -41,11 +46,18 @@ def record(name: str, value: float, unit: str = "s") -> None:
     with _lock:
         found = _measurements.get(name)
         if found is None:
-            found = _measurements[name] = Measurement(unit)
+            found = _measurements[name] = Measurement(unit, _number_kept())
         found.count += 1
         found.total += value
         found.times.append(time.monotonic())
         found.values.append(value)
+
+
+def _number_kept() -> int:
+    number = int(config.get("metrics_samples"))
+    if number < 1:
+        raise ValueError(f"XLA_METRICS_SAMPLES={number}: at least 1 sample of each metric is kept")
+    return number
 
 
 @contextlib.contextmanager
@@ -68,7 +80,7 @@ def of(name: str) -> Measurement | None:
         found = _measurements.get(name)
         if found is None:
             return None
-        copy = Measurement(found.unit)
+        copy = Measurement(found.unit, found.kept)
         copy.count, copy.total = found.count, found.total
         copy.times.extend(found.times)
         copy.values.extend(found.values)

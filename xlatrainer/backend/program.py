@@ -98,6 +98,7 @@ class Program(Graph):
         outputs: slots of the values it computes; first those that replace a leaf, in the order of the leaves.
         donated: for each leaf, whether its buffer is given to the program.
         specs: of each output.
+        smallest: the position of the output of the fewest elements.
         checks: what may fail for its data; if there is any, the last output says which did.
         from_disk: whether it came from the cache on disk, already compiled.
         runs: how often it ran since its making, or since the counters were reset.
@@ -110,6 +111,7 @@ class Program(Graph):
         successors = _successors(trace, by_slot, outputs, dead)
         self.outputs = outputs = tuple(dict.fromkeys((*(s for s in successors if s is not None), *outputs)))
         self.specs = [by_slot[slot] for slot in outputs]
+        self.smallest = min(range(len(outputs)), key=lambda i: self.specs[i].numel, default=0)
         self.donated = [slot is not None for slot in successors]
         key = program_cache.key_of(self.nodes, outputs, self.donated, (self.floats, self.ints))
         kept = None if key is None else program_cache.load(key, self.specs)
@@ -241,7 +243,8 @@ def _scope(node: Node) -> Any:
     """Where the operator comes from, in the names of what it is lowered to, if that is asked for."""
     if config.get("hlo_debug") != "1":
         return contextlib.nullcontext()
-    return jax.named_scope(f"{node.operation.name} at {node.line}")
+    where = f"{node.scope}/" if node.scope else ""
+    return jax.named_scope(f"{where}{node.operation.name} at {node.line}")
 
 
 def _needed(program: Graph) -> set[int]:

@@ -1,6 +1,8 @@
 """The user's line: where in the user's code an operator was recorded.
 
 Looked up only when a trace leaves the known paths (see `ir`), so a steady loop pays nothing for it.
+
+May import: _private_api.
 """
 
 import os
@@ -12,7 +14,9 @@ from types import FrameType, ModuleType
 import jax
 import torch
 
-__all__ = ["is_own_code", "user_line", "user_stack"]
+from xlatrainer.backend._private_api import module_of_call
+
+__all__ = ["is_own_code", "module_path", "user_line", "user_stack"]
 
 
 def _folder(module: ModuleType) -> str:
@@ -73,3 +77,24 @@ def user_stack() -> str:
             lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
         frame = frame.f_back
     return " <- ".join(lines) or user_line()
+
+
+def module_path() -> list[str]:
+    """The modules whose forward passes the call came through, the outermost first.
+
+    The first by its class, each further one by its name in the one before it, or by its class if it has none there.
+    """
+    called: list[torch.nn.Module] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = module_of_call(frame)
+        if module is not None:
+            called.append(module)
+        frame = frame.f_back
+    called.reverse()
+    return [_name_within(outer, module) for outer, module in zip([None, *called], called, strict=False)]
+
+
+def _name_within(outer: torch.nn.Module | None, module: torch.nn.Module) -> str:
+    named = () if outer is None else outer.named_modules()
+    return next((name for name, inner in named if inner is module and name), type(module).__name__)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from xlatrainer import config
 from xlatrainer.backend.ir import Node, Operation, Trace, make_root
-from xlatrainer.backend.source import user_line, user_stack
+from xlatrainer.backend.source import module_path, user_line, user_stack
 from xlatrainer.errors import ForkedProcessError
 
 __all__ = ["Compilation", "DeviceState", "state"]
@@ -90,11 +90,15 @@ class DeviceState:
         self.reporter: Any = None  # told of every program that runs; see `debug.analysis`
         self.compilations: deque[Compilation] = deque(maxlen=MAX_COMPILATIONS)
         self.lazy_regions = 0  # blocks that are lazy in eager mode
+        self.scopes: list[str] = []  # names of the blocks that operators are recorded in, the outermost first
 
     def extend(self, parent: Node, operation: Operation, token: tuple[Any, ...], num_slots: int) -> Node:
         """A new node of the tree, for a trace that leaves the known paths."""
-        line = "" if operation.lower is None else user_stack() if config.get("ir_debug") == "1" else user_line()
-        node = Node(parent, operation, token[1:], num_slots, line)
+        line = scope = ""
+        if operation.lower is not None:
+            line = user_stack() if config.get("ir_debug") == "1" else user_line()
+            scope = "/".join([*self.scopes, *module_path()]) if config.get("hlo_debug") == "1" else ""
+        node = Node(parent, operation, token[1:], num_slots, line, scope)
         parent.children[token] = node
         self.tree_nodes += 1
         return node

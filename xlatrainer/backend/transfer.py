@@ -1,6 +1,6 @@
 """Copies between the device and the host, and the question whether a value is there yet.
 
-May import: tensor, executor, runtime, state, source.
+May import: tensor, executor, runtime, execution_time, state, source.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import jax
 import torch
 
 from xlatrainer import config
-from xlatrainer.backend import runtime
+from xlatrainer.backend import execution_time, runtime
 from xlatrainer.backend.executor import Lost, raise_failed_checks, run_pending
 from xlatrainer.backend.ir import Value
 from xlatrainer.backend.source import user_line
@@ -68,7 +68,9 @@ def copies_of(values: Sequence[Value]) -> list[torch.Tensor]:
         if isinstance(value.buffer, Lost):
             raise value.buffer.error()
         try:
-            copies.append(runtime.to_host(value.buffer).to(value.spec.dtype))
+            with execution_time.waiting():
+                copy = runtime.to_host(value.buffer)
+            copies.append(copy.to(value.spec.dtype))
         except jax.errors.JaxRuntimeError as error:
             raise ExecutionError(f"the program that computes this tensor failed: {error}") from error
     return copies

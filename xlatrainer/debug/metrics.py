@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from xlatrainer import config
 from xlatrainer.backend import counters, measurements, program, runtime
 from xlatrainer.backend.measurements import Measurement
 
@@ -26,7 +27,6 @@ __all__ = [
     "short_metrics_report",
 ]
 
-PERCENTILES = (1, 5, 10, 20, 50, 80, 90, 95, 99)
 SHORT_METRICS = ("CompileTime", "ExecuteTime", "TransferToDeviceTime", "TransferFromDeviceTime")
 SHORT_COUNTERS = ("UncachedCompile", "CachedCompile", "MarkStep", "Replay")
 
@@ -59,8 +59,9 @@ def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | Non
     """What a metric holds.
 
     Returns:
-        The number of samples, their sum, and the latest 1,024 of them as (time, value): times are those of
-        `time.monotonic()` in seconds, values of metrics named `...Time` are seconds. None if there is no sample.
+        The number of samples, their sum, and the latest 1,024 of them (`XLA_METRICS_SAMPLES`) as (time, value): times
+        are those of `time.monotonic()` in seconds, values of metrics named `...Time` are seconds. None if there is no
+        sample.
     """
     found = measurements.of(name)
     return None if found is None else (found.count, found.total, list(zip(found.times, found.values, strict=True)))
@@ -132,7 +133,7 @@ def _metric_lines(name: str, found: Measurement) -> list[str]:
     if span > 0:
         lines.append(f"  ValueRate: {_text(sum(values) / span, found.unit)} / second")
         lines.append(f"  Rate: {len(values) / span:.6g} / second")
-    shares = (f"{percent}%={_text(percentile(values, percent), found.unit)}" for percent in PERCENTILES)
+    shares = (f"{percent:g}%={_text(percentile(values, percent), found.unit)}" for percent in _percents())
     lines.append(f"  Percentiles: {'; '.join(shares)}")
     return lines
 
@@ -145,6 +146,20 @@ def percentile(values: Sequence[float], percent: float) -> float:
         5
     """
     return sorted(values)[max(math.ceil(len(values) * percent / 100) - 1, 0)]
+
+
+def _percents() -> list[float]:
+    """The percentiles that `XLA_METRICS_PERCENTILES` asks for, in percent."""
+    setting = str(config.get("metrics_percentiles"))
+    try:
+        shares = [float(text) for text in setting.split(":")]
+    except ValueError:
+        shares = [math.nan]
+    if not all(0 <= share <= 1 for share in shares):
+        raise ValueError(
+            f"XLA_METRICS_PERCENTILES={setting!r}: it is numbers from 0 to 1 with colons between them, 0.5:0.99 say"
+        )
+    return [round(100 * share, 9) for share in shares]
 
 
 def _text(value: float, unit: str) -> str:

@@ -1,6 +1,6 @@
 """Several steps of a plan in one program: a loop on the device, with what each step leaves to the next carried along.
 
-May import: plan, observation, optimizers, executor, program, runtime, tensor, state, ir.
+May import: plan, observation, optimizers, executor, program, runtime, execution_time, tensor, source, state, ir.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,14 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from xlatrainer.backend import counters, measurements, runtime
+from xlatrainer.backend import counters, execution_time, measurements, runtime
 from xlatrainer.backend.executor import Lost
 from xlatrainer.backend.ir import Value
 from xlatrainer.backend.program import compiled_function, lower_program, random_words
 from xlatrainer.backend.replay.observation import Origin
 from xlatrainer.backend.replay.optimizers import Shadow
 from xlatrainer.backend.replay.plan import Mismatch, Plan
-from xlatrainer.backend.state import state
+from xlatrainer.backend.source import user_line
+from xlatrainer.backend.state import Compilation, state
 from xlatrainer.errors import ExecutionError
 
 __all__ = ["Series"]
@@ -87,16 +88,18 @@ class Series:
             np.array(random),
         )
         if self._run is None:
-            with measurements.timed("CompileTime"):
-                self._run = compiled_function(self._steps, inputs, donate=(0,))
-            counters.add("UncachedCompile")
+            self._compile(inputs)
+        began = execution_time.starting()
         try:
-            with measurements.timed("ExecuteTime"), runtime.x64():
+            with runtime.x64():
                 last, given, failure = self._run(*inputs)
         except jax.errors.JaxRuntimeError as error:
             plan.distribute(batches[-1], values, [Lost.by(error)] * len(program.outputs), copied)
             raise ExecutionError(f"the program of {self.number} steps failed: {error}") from error
         counters.add("Execute")
+        execution_time.started(began, [failure], 0)
+        if state.reporter is not None:
+            state.reporter.executed(program, f"{self.number} steps of a compiled function are replayed")
         program.runs += self.number
         for shadow in shadows.values():
             shadow.advance()
@@ -109,6 +112,17 @@ class Series:
         for output, array in zip(self._given, given[-1], strict=True):
             outputs[output] = array
         return [*results, plan.distribute(batches[-1], values, outputs, copied)]
+
+    def _compile(self, inputs: tuple[Any, ...]) -> None:
+        with measurements.timed("CompileTime"):
+            self._run = compiled_function(self._steps, inputs, donate=(0,))
+        counters.add("UncachedCompile")
+        cause = f"{self.number} steps become one program (graph and memory are those of one step)"
+        assert self.plan.seen.node is not None
+        compilation = Compilation(self.plan.seen.node, self.plan.program, cause, user_line())
+        if state.reporter is not None:
+            state.reporter.compiled(compilation)
+        state.compilations.append(compilation)
 
     def _result(self, given: list[Any]) -> Any:
         arrays = dict(zip(self._given, given, strict=True))
