@@ -3,11 +3,12 @@
 Seen with torch 2.11 to 2.14 and jax 0.10. Everything above calls these names.
 """
 
+import contextlib
 import importlib.abc
 import importlib.util
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
@@ -41,6 +42,7 @@ __all__ = [
     "function_transforms_active",
     "has_kernel",
     "has_lasting_workers",
+    "interruptible",
     "load_executable",
     "module_of_call",
     "positional_until",
@@ -339,9 +341,36 @@ def bare_step(optimizer: Any) -> None:
     getattr(step, "__wrapped__", step)(optimizer)
 
 
+_SECONDS_TO_LOOK = 0.25
+
+
 def has_lasting_workers(loader: Any) -> bool:
     """Whether a DataLoader with `persistent_workers=True` has started its workers; no public name tells."""
     return loader._iterator is not None
+
+
+@contextlib.contextmanager
+def interruptible(iterator: Any, is_given_up: Callable[[], bool]) -> Iterator[None]:
+    """Let a DataLoader's iterator, while it waits for a worker, look often whether it is still wanted and they live.
+
+    It looks every five seconds otherwise, and there is no public way to wake it. What is no iterator of a DataLoader
+    with workers is left as it is.
+    """
+    wait = getattr(iterator, "_try_get_data", None)
+    if wait is None:
+        yield
+        return
+
+    def look(seconds: float = _SECONDS_TO_LOOK) -> Any:
+        if is_given_up():
+            raise RuntimeError("the batches of this DataLoader are not wanted any more")
+        return wait(seconds)
+
+    iterator._try_get_data = look
+    try:
+        yield
+    finally:
+        del iterator._try_get_data
 
 
 def shut_down_workers(iterator: Any) -> None:

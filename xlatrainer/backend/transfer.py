@@ -11,13 +11,22 @@ import torch
 from xlatrainer import config
 from xlatrainer.backend import execution_time, runtime
 from xlatrainer.backend.executor import Lost, raise_failed_checks, run_pending
-from xlatrainer.backend.ir import Value
+from xlatrainer.backend.ir import Value, make_spec
 from xlatrainer.backend.source import user_line
 from xlatrainer.backend.state import state
-from xlatrainer.backend.tensor import from_host, storage_data, value_of
+from xlatrainer.backend.tensor import from_host, new_tensor, storage_data, value_of
 from xlatrainer.errors import ExecutionError
 
-__all__ = ["copies_of", "fetch", "is_ready", "read_to_host", "upload_value", "values_to_host"]
+__all__ = [
+    "copies_of",
+    "fetch",
+    "hold",
+    "is_ready",
+    "read_to_host",
+    "upload_value",
+    "uploaded",
+    "values_to_host",
+]
 
 
 def upload_value(tensor: torch.Tensor) -> Value:
@@ -30,6 +39,41 @@ def upload_value(tensor: torch.Tensor) -> Value:
         if state.trace.num_nodes > config.get("max_pending_nodes"):
             run_pending("much is pending and a tensor is copied to the device")
         return from_host(tensor)
+
+
+def uploaded(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a CPU tensor on the device, as `tensor.to("xla")` makes it, from any thread.
+
+    Nothing is recorded or run, and a step that is being observed on another thread does not see it: what a loader does
+    in the background is no part of the step that happens to be recorded meanwhile. Strides are those of `tensor` if it
+    is dense; a tensor that requires a gradient gives a leaf that requires one.
+
+    Raises:
+        ForkedProcessError: In a forked child.
+        RuntimeError: For a sparse or quantized tensor.
+    """
+    with state.lock:  # says so in a forked child
+        pass
+    order = _order_in_memory(tensor)
+    source = tensor if order is None else tensor.permute(order)
+    buffer = runtime.to_device(source)  # without the lock: a training goes on meanwhile
+    with state.lock:
+        result = new_tensor(Value(make_spec(tuple(source.shape), source.dtype), buffer))
+        if order is not None:
+            result = result.permute([order.index(dim) for dim in range(len(order))])
+    return result.requires_grad_() if tensor.requires_grad else result
+
+
+def _order_in_memory(tensor: torch.Tensor) -> list[int] | None:
+    """Of a dense tensor whose dimensions are in another order in memory: that order, which torch keeps when it copies.
+
+    None for all others: their copies are contiguous.
+    """
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return None
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=strides.__getitem__, reverse=True)
+    return order if tensor.permute(order).is_contiguous() else None
 
 
 def read_to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

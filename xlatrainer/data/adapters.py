@@ -1,11 +1,11 @@
 """Turns what a user passes as data into something that yields batches, or says why it cannot.
 
-Host side only: knows nothing of devices, models or steps. Batches that come as such are passed on untouched.
+Knows nothing of models or steps. Batches that come as such are passed on untouched.
 """
 
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from xlatrainer.data.batch import Arguments, Batch
+from xlatrainer.data.device_loader import MpDeviceLoader, ParallelLoader
 from xlatrainer.data.hugging_face import examples_of, is_hugging_face, is_stream
+from xlatrainer.data.prefetch import Prefetched
 from xlatrainer.data.rows import RowBatches, is_rows
 from xlatrainer.data.sequences import SequenceBatches, is_sequence
 
-__all__ = ["DEFAULT_BATCH_SIZE", "as_batches", "has_rows", "is_endless", "is_one_shot"]
+__all__ = ["DEFAULT_BATCH_SIZE", "as_batches", "has_rows", "is_endless", "is_one_shot", "length_of"]
 
 DEFAULT_BATCH_SIZE = 32
 
@@ -36,8 +38,9 @@ def as_batches(
 
     Args:
         x: A DataLoader, a list or another iterable of batches, or an object that hands out batches by number
-            (`SequenceBatches`): they come as they are. A dataset of examples, torch's or Hugging Face's, and tensors
-            and arrays (with `y`, or a dict of them) come in batches of `batch_size`.
+            (`SequenceBatches`): they come as they are. Those of an `MpDeviceLoader` come from its threads, on the
+            device; the ends of steps are left to whoever asked. A dataset of examples, torch's or Hugging Face's, and
+            tensors and arrays (with `y`, or a dict of them) come in batches of `batch_size`.
         y: Targets for tensors and arrays `x`: tensors or arrays of as many rows; default None.
         sample_weight: For each row of `x`, shape (rows,), float; default None, all count alike.
         batch_size: Rows in a batch; for data that does not come in batches. Default None, which means 32.
@@ -50,6 +53,8 @@ def as_batches(
         TypeError: For what cannot be gone through in batches.
         ValueError: If `batch_size`, `y` or `sample_weight` is given with data that has its own.
     """
+    if isinstance(x, MpDeviceLoader | ParallelLoader):
+        x = x.batches
     if _is_table(x):
         x = x.to_numpy()
     if y is not None or _is_array(x) or (isinstance(x, Mapping) and is_rows(x)):
@@ -86,11 +91,12 @@ def has_rows(x: Any) -> bool:
 
 def is_one_shot(batches: Iterable[Any]) -> bool:
     """Whether `batches` is an iterator (a generator, say): it can be gone through once, and never restarts."""
-    return isinstance(batches, Iterator)
+    return isinstance(_source(batches), Iterator)
 
 
 def is_endless(batches: Iterable[Any]) -> bool:
     """Whether `batches` is known to have no end. False only says that it is not known."""
+    batches = _source(batches)
     if isinstance(batches, SequenceBatches):
         return batches.num_batches is None
     if isinstance(batches, DataLoader):
@@ -98,6 +104,27 @@ def is_endless(batches: Iterable[Any]) -> bool:
     if isinstance(batches, itertools.repeat):
         return operator.length_hint(batches, -1) == -1
     return isinstance(batches, itertools.cycle | itertools.count)
+
+
+def length_of(batches: Iterable[Any]) -> int | None:
+    """How many batches a pass has, or None where that is not known."""
+    batches = _source(batches)
+    # The length of a loader over an IterableDataset is a guess: it knows neither the workers' shares nor the dataset.
+    if isinstance(batches, DataLoader) and isinstance(batches.dataset, IterableDataset):
+        return None
+    if isinstance(batches, DataLoader):
+        samplers = (batches.sampler, batches.batch_sampler)
+        return len(batches) if all(isinstance(each, Sized) for each in samplers if each is not None) else None
+    if isinstance(batches, SequenceBatches):
+        return batches.num_batches
+    if isinstance(batches, Sized):
+        return len(batches)
+    return None
+
+
+def _source(batches: Iterable[Any]) -> Iterable[Any]:
+    """The loader behind those threads that draw from it ahead; all else as it is."""
+    return batches.source if isinstance(batches, Prefetched) else batches
 
 
 def _rows(x: Any, y: Any, sample_weight: Any, batch_size: int, shuffle: bool, argument: str) -> RowBatches:

@@ -5,18 +5,15 @@ are made of data belongs to `adapters`, their weights by class to `class_weight`
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
-
-from xlatrainer.data.adapters import as_batches, is_endless, is_one_shot
+from xlatrainer.data.adapters import as_batches, is_endless, is_one_shot, length_of
 from xlatrainer.data.batch import plain_batch
 from xlatrainer.data.position import ResumableBatches, set_epoch
-from xlatrainer.data.sequences import SequenceBatches
 
-__all__ = ["EpochIterator", "grouped", "length_of"]
+__all__ = ["EpochIterator", "grouped"]
 
 _END = object()
 
@@ -180,15 +177,7 @@ class EpochIterator:
     def _next(self) -> Any:
         """The next batch of the pass, prepared, or `_END`."""
         assert self._iterator is not None
-        try:
-            drawn, self._ahead = self._ahead or list(islice(self._iterator, 1)), []
-        except (ConnectionError, EOFError) as error:
-            if isinstance(self._batches, DataLoader) and self._batches.num_workers:
-                raise RuntimeError(
-                    f"a worker process of {self._argument} (DataLoader) ended while it handed over a batch: it crashed "
-                    f"or was killed, by the system for want of memory perhaps"
-                ) from error
-            raise
+        drawn, self._ahead = self._ahead or list(islice(self._iterator, 1)), []
         if not drawn:
             return _END
         self._drawn += 1
@@ -233,21 +222,6 @@ def grouped(numbered: Iterable[tuple[int, Any]], size: int) -> Iterator[list[tup
             group = []
     if group:
         yield group
-
-
-def length_of(batches: Iterable[Any]) -> int | None:
-    """How many batches a pass has, or None where that is not known."""
-    # The length of a loader over an IterableDataset is a guess: it knows neither the workers' shares nor the dataset.
-    if isinstance(batches, DataLoader) and isinstance(batches.dataset, IterableDataset):
-        return None
-    if isinstance(batches, DataLoader):
-        samplers = (batches.sampler, batches.batch_sampler)
-        return len(batches) if all(isinstance(each, Sized) for each in samplers if each is not None) else None
-    if isinstance(batches, SequenceBatches):
-        return batches.num_batches
-    if isinstance(batches, Sized):
-        return len(batches)
-    return None
 
 
 def _number_of(limit: int | float, length: int | None, argument: str) -> int:

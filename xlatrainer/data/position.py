@@ -10,7 +10,7 @@ Owns nothing of epochs: one position is that of one iterator.
 import copy
 import random
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
-from xlatrainer.backend._private_api import has_lasting_workers, shut_down_workers
-from xlatrainer.data.random_states import random_states, restore_random_states
+from xlatrainer.backend._private_api import has_lasting_workers, interruptible, shut_down_workers
+from xlatrainer.data.random_states import host_random_states, random_states, restore_random_states
 
 __all__ = ["ResumableBatches", "is_deterministic", "set_epoch"]
 
@@ -32,8 +32,13 @@ class ResumableBatches:
     loaded where the examples are known not to depend on how often the dataset was asked: in a `TensorDataset` and its
     subsets, and in any map-style dataset with a true attribute `is_deterministic`.
 
+    What another thread draws ahead (`reads_ahead`) has the host's random states to itself while it does: they are put
+    back before it begins, and left as it leaves them.
+
     Args:
         batches: A DataLoader or another iterable of batches.
+        ahead: Whether this is drawn ahead, by another thread than that which trains. The device's random state is then
+            none of its business. Default False.
 
     Example:
         >>> first, second = ResumableBatches([1, 2, 3]), ResumableBatches([1, 2, 3])
@@ -45,8 +50,9 @@ class ResumableBatches:
         ([3], [1, 2, 3])
     """
 
-    def __init__(self, batches: Iterable[Any]) -> None:
+    def __init__(self, batches: Iterable[Any], *, ahead: bool = False) -> None:
         self.batches = batches
+        self._is_ahead = ahead
         self._begun: dict[str, Any] | None = None
         self._drawn = 0
         self._was_alive = False
@@ -54,6 +60,15 @@ class ResumableBatches:
         self._resumed: Mapping[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
+        yield from self.begun()
+
+    def begun(self, is_given_up: Callable[[], bool] = lambda: False) -> Generator[Any, None, None]:
+        """As `iter`, with the iterator of the batches made now, and not when the first one is drawn.
+
+        Args:
+            is_given_up: Asked while a worker of a DataLoader is waited for: true ends the wait, with an error. Default
+                never.
+        """
         resumed, self._resumed = self._resumed, None
         self._ended = False
         iterator: Iterator[Any] = iter(())
@@ -69,10 +84,21 @@ class ResumableBatches:
             self._was_alive = _keeps_workers(self.batches)
             self._begun, self._drawn = self._states(), 0
             iterator = iter(self.batches)
+        return self._rest_of(iterator, is_given_up)
+
+    def _rest_of(self, iterator: Iterator[Any], is_given_up: Callable[[], bool]) -> Generator[Any, None, None]:
         try:
-            for batch in iterator:
-                self._drawn += 1
-                yield batch
+            with interruptible(iterator, is_given_up):
+                for batch in iterator:
+                    self._drawn += 1
+                    yield batch
+        except (ConnectionError, EOFError) as error:
+            if getattr(self.batches, "num_workers", 0):
+                raise RuntimeError(
+                    f"a worker process of the {type(self.batches).__name__} ended while it handed over a batch: it "
+                    f"crashed or was killed, by the system for want of memory perhaps"
+                ) from error
+            raise
         finally:
             shut_down_workers(iterator)
         self._ended = True
@@ -97,6 +123,32 @@ class ResumableBatches:
             "loader": None if given_up else _own_state(self.batches),
         }
 
+    def own_position(self) -> Any:
+        """Where a loader that keeps its position itself is now, with the random states; None for all others."""
+        loader = _own_state(self.batches)
+        return None if loader is None else {"loader": copy.deepcopy(loader), "now": self._states()}
+
+    def state_after(self, drawn: int, own: Any) -> dict[str, Any]:
+        """The position after so many batches of the pass that was begun, whatever was drawn ahead of them.
+
+        Args:
+            drawn: How many.
+            own: `own_position` after them.
+        """
+        return {
+            "begun": self._begun if drawn else None,
+            "drawn": drawn,
+            "ended": False,
+            "was_alive": self._was_alive,
+            "is_alive": self._was_alive,
+            **({"loader": None, "now": self._begun} if own is None else own),
+        }
+
+    @property
+    def drawn(self) -> int:
+        """How many batches of the pass were drawn."""
+        return self._drawn
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where `state` says. Sets the random states, now and when batches are dropped."""
         self._resumed = state
@@ -109,7 +161,7 @@ class ResumableBatches:
 
     def _states(self) -> dict[str, Any]:
         own = {name: _generator_state(generator) for name, generator in _generators(self.batches).items()}
-        return {"global": random_states(), "own": own}
+        return {"global": host_random_states() if self._is_ahead else random_states(), "own": own}
 
     def _restore(self, states: Mapping[str, Any]) -> None:
         restore_random_states(states["global"])
@@ -143,7 +195,10 @@ class ResumableBatches:
                     f"the checkpoint was saved after {resumed['drawn']} batches of an epoch, but "
                     f"{type(self.batches).__name__} yields {dropped}. Resume with the data that the training had"
                 )
-        self._restore(resumed["now"])
+        if getattr(self.batches, "reads_ahead", False):
+            restore_random_states({"xla": resumed["now"]["global"]["xla"]})  # the others are in use
+        elif not self._is_ahead or resumed["loader"] is not None:
+            self._restore(resumed["now"])
         return iterator
 
 

@@ -6,6 +6,7 @@ what the data arguments mean in `inputs`, where things live in the strategy; sav
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any, TypeVar
 
 from torch import nn
@@ -325,7 +326,7 @@ class Trainer(Persistence, StepMethods):
         if resumed is not None:
             load_state(self, resumed, everything=False)
         plan = FitPlan(batches, validation, initial_epoch, epochs, validation_freq, max_steps, resumed)
-        with hooks.guarded(), self.saver.guarded(), Interruption() as interruption:
+        with hooks.guarded(), closing(batches), self.saver.guarded(), Interruption() as interruption:
             fit_loop(self, plan, hooks, interruption)
         if overfit_batches is not None and resolve_verbose(verbose):
             print(overfit_verdict(history, batches.num_batches))
@@ -358,7 +359,7 @@ class Trainer(Persistence, StepMethods):
         batches = batches_to_evaluate(self.model, x, y, sample_weight, batch_size=batch_size, steps=steps)
         hooks = self._begin(callbacks, verbose, 1, batches)
         self.strategy.end_step()
-        with hooks.guarded(), self.stepper.aside():
+        with hooks.guarded(), closing(batches), self.stepper.aside():
             return dict(evaluate_loop(self, batches, hooks))
 
     def predict(
@@ -389,7 +390,7 @@ class Trainer(Persistence, StepMethods):
         batches = batches_to_predict(self.model, x, batch_size=batch_size, steps=steps)
         hooks = self._begin(callbacks, verbose, 1, batches)
         self.strategy.end_step()
-        with hooks.guarded(), self.stepper.aside():
+        with hooks.guarded(), closing(batches), self.stepper.aside():
             return predict_loop(self, batches, hooks)
 
     def find_lr(
