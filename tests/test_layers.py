@@ -100,6 +100,7 @@ LAYERS = (
             "xlatrainer.backend.argument_checks",
             "xlatrainer.backend.runtime",
             "xlatrainer.backend.execution_time",
+            "xlatrainer.backend.loaded",
         )
     ),
     Layer(("xlatrainer.backend.differences",)),

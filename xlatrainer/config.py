@@ -132,6 +132,11 @@ SETTINGS: dict[str, Setting] = {
         "XLA_DOWNCAST_FP16", "0", "whether float32 is held as float16 and float64 as float32", ("0", "1")
     ),
     "use_32bit_long": Setting("XLA_USE_32BIT_LONG", "0", "whether int64 is held as int32", ("0", "1")),
+    "max_loaded_programs": Setting(
+        "XLATRAINER_MAX_LOADED_PROGRAMS",
+        0,
+        "compiled programs that stay loaded, the most recently used; 0: as many as vm.max_map_count has room for",
+    ),
     "max_pending_nodes": Setting(
         "XLATRAINER_MAX_PENDING_NODES", 2000, "nodes after which the next host-to-device copy ends the trace"
     ),

@@ -77,7 +77,7 @@ def test_masks_in_blocks_equal_cpu(kind):
 
 
 def _largest_temporaries(program):
-    return program.compiled.memory_analysis().temp_size_in_bytes
+    return program.memory_sizes()["temporaries"]
 
 
 def test_long_sequences_do_not_hold_the_whole_matrix():

@@ -10,7 +10,7 @@ import pytest
 
 from tests.models.harness import Case, Record, check, compare
 from tests.models.table import Row, write_table
-from xlatrainer.backend.state import state
+from xlatrainer.backend.program import live_programs
 
 Compare = Callable[[Case], None]
 
@@ -31,9 +31,10 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 @pytest.fixture(autouse=True)
 def _forget_programs() -> Iterator[None]:
-    """Programs of dozens of models would use up the memory maps that a process may have."""
+    """The code of a model's programs is not needed any more, and takes memory."""
     yield
-    state.forget_programs()
+    for program in live_programs():
+        program.release()
     gc.collect()
 
 

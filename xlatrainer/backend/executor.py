@@ -48,11 +48,7 @@ def _find(trace: Trace, live: list[Value], dead: Sequence[bool], cause: str) -> 
         if wanted.issubset(program.outputs):
             counters.add("CachedCompile")
             return program
-    start = time.perf_counter()
     program = Program(trace, outputs, dead)
-    if not program.from_disk:
-        counters.add("UncachedCompile")
-        measurements.record("CompileTime", time.perf_counter() - start)
     measurements.record("InputOutputAliasCount", sum(program.donated), "")
     trace.node.programs.append(program)
     compilation = Compilation(trace.node, program, cause, user_line())
@@ -125,6 +121,7 @@ def start(
     Raises:
         ExecutionError: if it fails at once. Buffers that it was given are lost then.
     """
+    program.prepare()
     began = execution_time.starting()
     try:
         results = program.run(buffers, floats, ints, random)

@@ -1,11 +1,12 @@
 """A compiled program: the lowerings of a trace's nodes, called one after the other under `jax.jit`.
 
 Owns what the program takes (leaves, lifted numbers, random state), what it gives (values, failed checks) and which
-leaves are donated. Knows nothing of tensors. May import: program_cache, ir, runtime, lowerings.checks, dtypes, config,
-errors.
+leaves are donated. Knows nothing of tensors. May import: program_cache, ir, runtime, loaded, lowerings.checks, dtypes,
+measurements, counters, config, errors.
 """
 
 import contextlib
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 
 from xlatrainer import config
-from xlatrainer.backend import program_cache, runtime
+from xlatrainer.backend import counters, loaded, measurements, program_cache, runtime
 from xlatrainer.backend.dtypes import to_numpy
 from xlatrainer.backend.ir import Node, Spec, Trace
 from xlatrainer.backend.lowerings.checks import Check, collecting, first_failure
@@ -113,17 +114,38 @@ class Program(Graph):
         self.specs = [by_slot[slot] for slot in outputs]
         self.smallest = min(range(len(outputs)), key=lambda i: self.specs[i].numel, default=0)
         self.donated = [slot is not None for slot in successors]
-        key = program_cache.key_of(self.nodes, outputs, self.donated, (self.floats, self.ints))
+        self._sizes: dict[str, int] = {}
+        self._loaded: Any = None
+        self.load()
+        _programs.add(self)
+
+    def load(self) -> None:
+        """Get the machine code, from the cache on disk or from the compiler; says in `from_disk` which it was."""
+        loaded.make_room()
+        start = time.perf_counter()
+        key = program_cache.key_of(self.nodes, self.outputs, self.donated, (self.floats, self.ints))
         kept = None if key is None else program_cache.load(key, self.specs)
         self.from_disk = kept is not None
         if kept is not None:
             self.checks = [Failing(*check) for check in kept.checks]
-            self.compiled = kept.run
-        else:
-            self.compiled = self._compile()
-            if key is not None:
-                program_cache.store(key, self.compiled, self.checks)
-        _programs.add(self)
+            self._loaded = kept.run
+            return
+        self._loaded = self._compile()
+        if key is not None:
+            program_cache.store(key, self._loaded, self.checks)
+        counters.add("UncachedCompile")
+        measurements.record("CompileTime", time.perf_counter() - start)
+
+    def prepare(self) -> None:
+        """Have the machine code there for a run."""
+        if self._loaded is None:
+            self.load()
+        loaded.used(self)
+
+    def release(self) -> None:
+        """Give the machine code back until the next run."""
+        self._sizes = self.memory_sizes()
+        self._loaded = None
 
     def _compile(self) -> Any:
         try:
@@ -138,7 +160,9 @@ class Program(Graph):
 
         Empty where it does not.
         """
-        analysis = getattr(self.compiled, "memory_analysis", lambda: None)()
+        if self._loaded is None:
+            return self._sizes
+        analysis = getattr(self._loaded, "memory_analysis", lambda: None)()
         if analysis is None:
             return {}
         return {
@@ -162,7 +186,7 @@ class Program(Graph):
         return sum(sizes[name] for name in ("arguments", "outputs", "temporaries")) - sizes["donated"] if sizes else 0
 
     def run(self, leaves: list[Any], floats: list[float], ints: list[int], random: tuple[int, int]) -> list[Any]:
-        """Start the program; returns its output arrays, which may still be being computed."""
+        """Start the program, once prepared; returns its output arrays, which may still be being computed."""
         inputs = leaves
         if self.floats:
             inputs.append(np.array(floats, np.float64))
@@ -172,7 +196,7 @@ class Program(Graph):
             inputs.append(random_words(*random))
         self.runs += 1
         with runtime.x64():
-            return self.compiled(*inputs)
+            return self._loaded(*inputs)
 
     def failure(self, code: Any) -> Exception | None:
         """The error that the last output of a run stands for, if any check failed."""

@@ -1,6 +1,7 @@
 """Several steps of a plan in one program: a loop on the device, with what each step leaves to the next carried along.
 
-May import: plan, observation, optimizers, executor, program, runtime, execution_time, tensor, source, state, ir.
+May import: plan, observation, optimizers, executor, program, runtime, execution_time, loaded, tensor, source, state,
+ir.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from xlatrainer.backend import counters, execution_time, measurements, runtime
+from xlatrainer.backend import counters, execution_time, loaded, measurements, runtime
 from xlatrainer.backend.executor import Lost
 from xlatrainer.backend.ir import Value
 from xlatrainer.backend.program import compiled_function, lower_program, random_words
@@ -89,6 +90,7 @@ class Series:
         )
         if self._run is None:
             self._compile(inputs)
+        loaded.used(self)
         began = execution_time.starting()
         try:
             with runtime.x64():
@@ -113,7 +115,12 @@ class Series:
             outputs[output] = array
         return [*results, plan.distribute(batches[-1], values, outputs, copied)]
 
+    def release(self) -> None:
+        """Give the machine code back until the next run."""
+        self._run = None
+
     def _compile(self, inputs: tuple[Any, ...]) -> None:
+        loaded.make_room()
         with measurements.timed("CompileTime"):
             self._run = compiled_function(self._steps, inputs, donate=(0,))
         counters.add("UncachedCompile")
