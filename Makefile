@@ -12,7 +12,7 @@ DEV := $(VENV)/.installed-dev
 MODELS := $(VENV)/.installed-models
 
 .DEFAULT_GOAL := help
-.PHONY: help mnist test operators test-models kill-test check format setup clean distclean
+.PHONY: help mnist test operators test-models kill-test fuzz check format setup clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -32,6 +32,9 @@ test-models: $(MODELS)  ## train models of torchvision, transformers and timm on
 
 kill-test: $(DEV)  ## kill a training 20 times and compare it with one that was left alone (minutes)
 	$(BIN)/python -m pytest -m slow -s tests/trainer/test_kill.py $(ARGS)
+
+fuzz: $(DEV)  ## feed damaged files to what reads records and cached samples (minutes)
+	$(BIN)/python -m pytest -m "" $(wildcard tests/data/test_*fuzz*.py) $(ARGS)
 
 check: $(DEV)  ## all that CI runs: format, lint, types, house rules, tests
 	scripts/check $(ARGS)

@@ -5,6 +5,7 @@ are passed on as they are, and none of their values is read.
 """
 
 import base64
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["TensorTable", "decode", "encode"]
+__all__ = ["TensorTable", "as_stored", "decode", "encode", "from_stored"]
 
 _TYPE = "__type__"  # marks a JSON object that stands for something else than a dict with strings as keys
 
@@ -108,6 +109,26 @@ def decode(value: Any, tensors: Sequence[Tensor]) -> Any:
     if kind in _ATOMS:
         return _ATOMS[kind](content)
     raise ValueError(f"it holds a value of the unknown type {kind!r}")
+
+
+def as_stored(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """These CPU tensors in the form that safetensors takes, and metadata to go with them, for `from_stored`.
+
+    They become contiguous; those of complex128, the one dtype of torch's that safetensors does not have, pairs of
+    floats.
+    """
+    pairs = [name for name, tensor in tensors.items() if tensor.dtype is torch.complex128]
+    plain = {name: tensor.detach().resolve_conj().resolve_neg() for name, tensor in tensors.items()}
+    stored = {
+        name: (torch.view_as_real(tensor) if name in pairs else tensor).contiguous() for name, tensor in plain.items()
+    }
+    return stored, {"complex128": json.dumps(pairs)} if pairs else {}
+
+
+def from_stored(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Tensor]:
+    """The tensors that `as_stored` was given."""
+    pairs = json.loads(metadata.get("complex128", "[]"))
+    return {name: torch.view_as_complex(tensor) if name in pairs else tensor for name, tensor in tensors.items()}
 
 
 def _encode_mapping(tree: Mapping[Any, Any], table: TensorTable, where: str) -> Any:

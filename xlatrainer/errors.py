@@ -8,6 +8,7 @@
     ├── GraphBreakError      a function compiled with full_graph=True would end its graph early
     ├── GraphLimitError      a compiled function came to more graphs than it was allowed
     ├── ForkedProcessError   the device was touched in a forked child
+    ├── CachedSampleError    a sample of a cached dataset is missing or damaged, and cannot be made anew
     ├── CacheError           a file of the cache of compiled programs cannot be used
     └── CheckpointError      a checkpoint is damaged, or could not be written
 
@@ -16,6 +17,7 @@ Wrong arguments raise `ValueError` and `TypeError`, and operators raise what CPU
 
 __all__ = [
     "CacheError",
+    "CachedSampleError",
     "CheckpointError",
     "CompileError",
     "ExecutionError",
@@ -57,6 +59,10 @@ class ForkedProcessError(RuntimeError):
 
 class CacheError(RuntimeError):
     """A file of the cache of compiled programs is damaged. Never seen by a user: the program is compiled anew."""
+
+
+class CachedSampleError(RuntimeError):
+    """A sample of a `CachedDataset` is missing or damaged, and there is no dataset to make it anew; names the file."""
 
 
 class CheckpointError(RuntimeError):

@@ -1,6 +1,7 @@
 """Batches on the host and on their way to the device."""
 
 from xlatrainer.data.batch import Batch
+from xlatrainer.data.cached_dataset import CachedDataset
 from xlatrainer.data.device_loader import MpDeviceLoader, ParallelLoader, send_cpu_data_to_device, shard_batch
 from xlatrainer.data.epoch_iterator import EpochIterator
 from xlatrainer.data.synthetic import FakeImages, FnDataGenerator, SampleGenerator
@@ -8,6 +9,7 @@ from xlatrainer.nested import DataWrapper
 
 __all__ = [
     "Batch",
+    "CachedDataset",
     "DataWrapper",
     "EpochIterator",
     "FakeImages",

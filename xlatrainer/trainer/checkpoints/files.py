@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from xlatrainer.encoding import decode
+from xlatrainer.encoding import as_stored, decode, from_stored
 from xlatrainer.errors import CheckpointError
 from xlatrainer.trainer.checkpoints.places import MANIFEST, Place, place_of
 
@@ -132,23 +131,15 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    # complex128 is the one dtype of torch's that safetensors does not have: it goes as pairs of floats.
-    pairs = [name for name, tensor in tensors.items() if tensor.dtype is torch.complex128]
-    flat = {
-        name: (torch.view_as_real(tensor.resolve_conj()) if name in pairs else tensor).contiguous()
-        for name, tensor in tensors.items()
-    }
-    save_file(flat, path, {**metadata, "complex128": json.dumps(pairs)} if pairs else dict(metadata))
+    stored, about = as_stored(tensors)
+    save_file(stored, path, {**metadata, **about})
     _flush(path)
 
 
 def _load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     with safetensors.safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata() or {})
-    tensors = load_file(path)
-    for name in json.loads(metadata.get("complex128", "[]")):
-        tensors[name] = torch.view_as_complex(tensors[name])
-    return tensors, metadata
+    return from_stored(load_file(path), metadata), metadata
 
 
 def _write_text(path: Path, text: str) -> None:
