@@ -10,6 +10,7 @@
     ├── ForkedProcessError   the device was touched in a forked child
     ├── CachedSampleError    a sample of a cached dataset is missing or damaged, and cannot be made anew
     ├── CacheError           a file of the cache of compiled programs cannot be used
+    ├── RecordError          a TFRecord file is damaged or is none, or a record is no Example
     └── CheckpointError      a checkpoint is damaged, or could not be written
 
 Wrong arguments raise `ValueError` and `TypeError`, and operators raise what CPU torch raises.
@@ -26,6 +27,7 @@ __all__ = [
     "GraphLimitError",
     "LostValueError",
     "LoweringError",
+    "RecordError",
 ]
 
 
@@ -67,3 +69,23 @@ class CachedSampleError(RuntimeError):
 
 class CheckpointError(RuntimeError):
     """A checkpoint is damaged, or could not be written; the message names the file and says what is left."""
+
+
+class RecordError(RuntimeError):
+    """A TFRecord file is damaged, cut short, or none at all; or a record in it is no Example.
+
+    The message names the file, the record and the byte.
+
+    Attributes:
+        path: The file; None where it is not known.
+        record: The number of the record in the file, from 0; None where it is not known.
+        offset: The byte at which the record starts, in the decompressed contents; None where it is not known.
+    """
+
+    def __init__(
+        self, message: str, path: str | None = None, record: int | None = None, offset: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.record = record
+        self.offset = offset

@@ -66,8 +66,8 @@ def join(path: Path, *names: str) -> str:
     return "/".join([text.rstrip("/"), *names]) if "://" in text else os.path.join(text, *names)
 
 
-def read(path: Path) -> bytes:
-    """The whole contents of a file.
+def read(path: Path, start: int = 0, stop: int | None = None) -> bytes:
+    """The contents of a file, or the bytes from `start` to before `stop` of them; fewer where the file ends.
 
     Raises:
         FileNotFoundError: If it does not exist; the message says if the bucket does not.
@@ -75,9 +75,19 @@ def read(path: Path) -> bytes:
     """
     location = locate(path)
     if location.system is None:
-        with open(location.inner, "rb") as file:
-            return file.read()
-    return bytes(tried(location, lambda: location.system.cat_file(location.inner)))
+        with open(location.inner, "rb", buffering=0) as file:
+            file.seek(start)
+            return file.read() if stop is None else _read_up_to(file, stop - start)
+    if start == 0 and stop is None:
+        return bytes(tried(location, lambda: location.system.cat_file(location.inner)))
+    return bytes(tried(location, lambda: location.system.cat_file(location.inner, start, stop)))
+
+
+def _read_up_to(file: io.FileIO, size: int) -> bytes:
+    content = file.read(size)
+    while len(content) < size and (more := file.read(size - len(content))):  # the system gives at most 2 GiB at once
+        content += more
+    return content
 
 
 def write(path: Path, content: Content, *, makedirs: bool = True, flush: bool = True) -> None:

@@ -15,6 +15,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
 from xlatrainer.storage.systems import locate, tried
 
@@ -66,6 +67,40 @@ def publish_file(
     with temporary_name(target, "writing") as temporary:
         try:
             write(temporary)
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        if flush:
+            flush_folder(target.parent)
+
+
+@contextlib.contextmanager
+def published(path: str | os.PathLike[str], *, makedirs: bool = False, flush: bool = True) -> Iterator[IO[bytes]]:
+    """A file to be written, which is at `path`, a path or URL, when the block ends; an exception leaves the old one.
+
+    Args:
+        path: A file there is replaced.
+        makedirs: Whether a missing folder is made. Default False.
+        flush: Whether it is on the disk after the block, and so outlives a loss of power. Default True.
+    """
+    location = locate(path)
+    if makedirs:
+        location.make_parents()
+    file: Any
+    if location.system is not None:
+        with tempfile.NamedTemporaryFile(prefix="xlatrainer-") as file:
+            yield file.file
+            file.flush()
+            put_file(file.name, path, makedirs=makedirs)
+        return
+    target = Path(os.path.abspath(location.inner))
+    with temporary_name(target, "writing") as temporary:
+        try:
+            with open(temporary, "xb") as file:
+                yield file
+                if flush:
+                    file.flush()
+                    os.fsync(file.fileno())
             os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
