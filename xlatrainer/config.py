@@ -114,6 +114,9 @@ SETTINGS: dict[str, Setting] = {
         "",
         "the file of credentials for gs:// (read by Google's library); empty: gcloud's, or the machine's",
     ),
+    "local_rank": Setting(
+        "LOCAL_RANK", -1, "this process's number on its machine, as torchrun sets it: number 0 writes files"
+    ),
     "storage_emulator": Setting(
         "STORAGE_EMULATOR_HOST", "", "the address of an emulator that gs:// goes to, such as localhost:9023"
     ),
