@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 import threading
 import time
 import uuid
@@ -51,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # Tests count compilations; those of the cache of compiled programs give it a folder of their own.
     os.environ.setdefault("XLATRAINER_CACHE_DIR", "off")
+    # Several devices for the tests of meshes; the others run on the first of them. Read when XLA makes its devices.
+    os.environ.setdefault("CPU_NUM_DEVICES", "8")
     torch.set_num_threads(1)
 
 
@@ -83,6 +86,15 @@ def _seeded() -> None:
     random.seed(SEED)
     np.random.seed(SEED)
     torch.manual_seed(SEED)
+
+
+@pytest.fixture(autouse=True)
+def _on_one_device() -> Iterator[None]:
+    """Programs run on the first device again once a test has run some on a mesh."""
+    yield
+    mesh = sys.modules.get("xlatrainer.distributed.mesh")
+    if mesh is not None and mesh.is_spmd():
+        mesh.use_home(None)
 
 
 @pytest.fixture(autouse=True)

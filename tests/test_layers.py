@@ -98,12 +98,12 @@ LAYERS = (
             "xlatrainer.backend.state",
             "xlatrainer.backend.shapes",
             "xlatrainer.backend.argument_checks",
-            "xlatrainer.backend.runtime",
             "xlatrainer.backend.execution_time",
             "xlatrainer.backend.loaded",
         )
     ),
-    Layer(("xlatrainer.backend.differences",)),
+    Layer(("xlatrainer.backend.placement",)),
+    Layer(("xlatrainer.backend.runtime", "xlatrainer.backend.differences")),
     # and plain functions and data; lowerings know nothing of nodes and traces.
     Layer(("xlatrainer.backend.strided",)),
     Layer(

@@ -40,6 +40,9 @@ class Setting:
 
 SETTINGS: dict[str, Setting] = {
     "platform": Setting("PJRT_DEVICE", "", "CPU, GPU (or CUDA) or TPU; empty: what jax finds"),
+    "cpu_devices": Setting(
+        "CPU_NUM_DEVICES", 1, "how many devices XLA makes of the CPU in each process; read at the device's first use"
+    ),
     "fallback": Setting(
         "XLATRAINER_FALLBACK", "warn", "operators without a lowering: run on the CPU, or fail", ("warn", "error")
     ),

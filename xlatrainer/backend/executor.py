@@ -43,12 +43,13 @@ def _find(trace: Trace, live: list[Value], dead: Sequence[bool], cause: str) -> 
     """The program for this trace, compiled if there is none; one that computes more than is alive will do."""
     outputs = tuple(value.slot for value in live)
     wanted = set(outputs)
+    shardings = {value.slot: value.sharding for value in live if value.sharding is not None}
     programs: list[Program] = sorted(trace.node.programs, key=lambda program: len(program.outputs))
     for program in programs:
-        if wanted.issubset(program.outputs):
+        if wanted.issubset(program.outputs) and program.lays_out(shardings):
             counters.add("CachedCompile")
             return program
-    program = Program(trace, outputs, dead)
+    program = Program(trace, outputs, dead, shardings)
     measurements.record("InputOutputAliasCount", sum(program.donated), "")
     trace.node.programs.append(program)
     compilation = Compilation(trace.node, program, cause, user_line())
@@ -105,9 +106,9 @@ def _run(trace: Trace, live: list[Value], random: tuple[int, int], cause: str) -
             value.buffer = lost
         _undo(trace)
         raise
-    by_slot = dict(zip(program.outputs, results, strict=True))
+    by_slot = dict(zip(program.outputs, zip(results, program.shardings, strict=True), strict=True))
     for value in live:
-        value.buffer = by_slot[value.slot]
+        value.buffer, value.sharding = by_slot[value.slot]
     if state.reporter is not None:
         state.reporter.executed(program, cause)
     return program
@@ -148,10 +149,11 @@ def _undo(trace: Trace) -> None:
 
     A step that fails to compile leaves parameters and optimizer state as they were.
     """
-    for storage, spec, buffer in reversed(trace.overwritten):
+    for storage, spec, buffer, sharding in reversed(trace.overwritten):
         data = storage()
         if data is not None and not (isinstance(buffer, Lost) or buffer.is_deleted()):
-            data.value = Value(spec, buffer)
+            data.value = value = Value(spec, buffer)
+            value.sharding = sharding
 
 
 def wait(values: Sequence[Value] = ()) -> None:
@@ -164,7 +166,9 @@ def wait(values: Sequence[Value] = ()) -> None:
         if buffers:
             jax.block_until_ready(buffers)
         else:
+            devices = [runtime.default_device()] if state.home is None else state.home.devices
             with runtime.x64():
-                jax.block_until_ready(jax.device_put(np.zeros(()), runtime.default_device()) + 0)
+                own = [device for device in devices if device.process_index == jax.process_index()]
+                jax.block_until_ready([jax.device_put(np.zeros(()), device) + 0 for device in own])
     with state.lock:
         raise_failed_checks()

@@ -68,13 +68,16 @@ class Value:
 
     `buffer` is the array on the device, None while the value is pending. `slot` is its number within `trace`, which is
     the trace that used it last (a weak link would cost more than it saves: traces are small once they have run).
+    `sharding` is a `placement.Sharding`: how the buffer lies on several devices, or how it shall once it is computed;
+    None for a buffer on the one device, and for a pending value that may lie in any way.
     """
 
-    __slots__ = ("__weakref__", "buffer", "slot", "spec", "trace")
+    __slots__ = ("__weakref__", "buffer", "sharding", "slot", "spec", "trace")
 
     def __init__(self, spec: Spec, buffer: Any = None, trace: Any = None, slot: int = -1) -> None:
         self.spec = spec
         self.buffer = buffer
+        self.sharding: Any = None
         self.trace = trace
         self.slot = slot
 
@@ -91,9 +94,10 @@ class Operation:
         random: true if the operator draws random numbers.
         detail: the static arguments, for people.
         identity: a text that, with the name, says everything static, the same in every process; None if there is none.
+        sharding: of a leaf on several devices its `placement.Sharding`, and what a constraint asks for.
     """
 
-    __slots__ = ("detail", "identity", "lower", "name", "num_floats", "num_ints", "outputs", "random")
+    __slots__ = ("detail", "identity", "lower", "name", "num_floats", "num_ints", "outputs", "random", "sharding")
 
     def __init__(
         self,
@@ -106,6 +110,7 @@ class Operation:
         random: bool = False,
         detail: str = "",
         identity: str | None = None,
+        sharding: Any = None,
     ) -> None:
         self.name = name
         self.lower = lower
@@ -115,6 +120,7 @@ class Operation:
         self.random = random
         self.detail = detail
         self.identity = identity
+        self.sharding = sharding
 
     def __repr__(self) -> str:
         return f"{self.name}({self.detail})" if self.detail else self.name
@@ -198,8 +204,10 @@ class Trace:
         "began",
         "extend",
         "floats",
+        "home",
         "ints",
         "leaves",
+        "move",
         "node",
         "num_nodes",
         "num_slots",
@@ -209,9 +217,17 @@ class Trace:
         "views",
     )
 
-    def __init__(self, root: Node, extend: Callable[[Node, Operation, tuple[Any, ...], int], Node]) -> None:
+    def __init__(
+        self,
+        root: Node,
+        extend: Callable[[Node, Operation, tuple[Any, ...], int], Node],
+        home: Any = None,
+        move: Callable[[Value, Any], None] | None = None,
+    ) -> None:
         self.node = root
         self.extend = extend  # makes a node where the trace leaves the known paths
+        self.home = home  # a `placement.Home`: the devices that the program will run on; None: the one device
+        self.move = move  # brings a value to `home`
         self.num_slots = 0
         self.num_nodes = 0
         self.began = 0.0  # `time.perf_counter()` at the first operator
@@ -219,7 +235,8 @@ class Trace:
         self.floats: list[float] = []
         self.ints: list[int] = []
         self.pending: list[weakref.ref[Value]] = []
-        self.overwritten: list[tuple[weakref.ref[Any], Spec, Any]] = []  # storages, with what they held before
+        # storages, with what they held before: spec, buffer, sharding
+        self.overwritten: list[tuple[weakref.ref[Any], Spec, Any, Any]] = []
         self.random_draws = 0
         self.views: dict[Any, Value] = {}  # (root value, geometry) -> the value read through it
 
@@ -230,7 +247,11 @@ class Trace:
         if value.buffer is None:
             raise RuntimeError("internal error: a pending value of an earlier trace was never computed")
         slot = self.num_slots
-        token = (device_data(value.spec),)
+        sharding = value.sharding
+        if (sharding.home if sharding is not None else None) is not self.home and self.move is not None:
+            self.move(value, self.home)
+            sharding = value.sharding
+        token = (device_data(value.spec) if sharding is None else sharding.leaf(value.spec),)
         child = self.node.children.get(token)
         self.num_slots = slot + 1
         self.node = child if child is not None else self.extend(self.node, token[0], token, slot + 1)

@@ -1,28 +1,34 @@
 """A compiled program: the lowerings of a trace's nodes, called one after the other under `jax.jit`.
 
 Owns what the program takes (leaves, lifted numbers, random state), what it gives (values, failed checks) and which
-leaves are donated. Knows nothing of tensors. May import: program_cache, ir, runtime, loaded, lowerings.checks, dtypes,
-measurements, counters, config, errors.
+leaves are donated. Knows nothing of tensors. May import: program_cache, placement, ir, runtime, loaded, lowerings,
+dtypes, measurements, counters, config, errors.
 """
 
 import contextlib
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from xlatrainer import config
-from xlatrainer.backend import counters, loaded, measurements, program_cache, runtime
+from xlatrainer.backend import counters, loaded, measurements, placement, program_cache, runtime
 from xlatrainer.backend.dtypes import to_numpy
 from xlatrainer.backend.ir import Node, Spec, Trace
 from xlatrainer.backend.lowerings.checks import Check, collecting, first_failure
+from xlatrainer.backend.lowerings.partitioning import partitioning
+from xlatrainer.backend.placement import Home, Sharding
 from xlatrainer.errors import CompileError, LoweringError
 
 __all__ = ["Graph", "Program", "compiled_function", "live_programs", "lower_program", "random_words"]
+
+
+MAX_REPLICATED = 1024  # elements of an output that nobody has sharded, up to which each device has all of it
 
 
 class Failing(NamedTuple):
@@ -39,36 +45,73 @@ class Graph:
     Attributes:
         nodes: the recorded nodes, with the user's lines.
         outputs: slots of the values that are wanted.
+        home: the devices that it is for; None: the one device.
         checks: what may fail for its data, once it was lowered.
     """
 
-    def __init__(self, end: Node, outputs: tuple[int, ...]) -> None:
+    def __init__(self, end: Node, outputs: tuple[int, ...], home: Home | None = None) -> None:
         self.nodes = end.path()
         self.outputs = outputs
+        self.home = home
         self.checks: list[Failing] = []
         self.floats = sum(node.operation.num_floats for node in self.nodes)
         self.ints = sum(node.operation.num_ints for node in self.nodes)
         self.random = any(node.operation.random for node in self.nodes)
 
-    def lowered(self, donate: Sequence[int] = ()) -> Any:
+    def lowered(self, donate: Sequence[int] = (), results: Sequence[Sharding | None] | None = None) -> Any:
         """The graph in JAX's form, `jax.stages.Lowered`, with the leaves at the positions `donate` given away.
 
-        Its arguments are the leaves, then the lifted floats and ints and the random state where there are any.
+        Its arguments are the leaves, then the lifted floats and ints and the random state where there are any. With a
+        home, `results` says how the outputs shall lie, None where XLA may choose; the result of the checks, or None,
+        then stands beside the list of the others.
         """
-        leaves = [node.operation.outputs[0] for node in self.nodes if node.operation.lower is None]
-        arguments = [jax.ShapeDtypeStruct(leaf.shape, to_numpy(leaf.held)) for leaf in leaves]
-        arguments += [jax.ShapeDtypeStruct((self.floats,), np.float64)] if self.floats else []
-        arguments += [jax.ShapeDtypeStruct((self.ints,), np.int64)] if self.ints else []
-        arguments += [jax.ShapeDtypeStruct((4,), np.uint32)] if self.random else []
+        with self.partitioning(results or ()) as mesh:
+            return self._lowered_on(mesh, donate, results)
 
-        def xla_trace(*inputs: Any) -> list[Any]:
+    @contextlib.contextmanager
+    def partitioning(self, results: Sequence[Sharding | None] = ()) -> Iterator[Any]:
+        """A block in which the graph may be lowered; gives the JAX mesh that it is lowered for, None without a home.
+
+        `results`: how outputs shall lie.
+        """
+        if self.home is None:
+            yield None
+            return
+        asked = [node.operation.sharding for node in self.nodes] + list(results)
+        meshes = dict.fromkeys(each.jax.mesh for each in asked if each is not None and not each.is_replicated)
+        mesh = next(iter(meshes), self.home.replicated.jax.mesh)
+        # JAX takes a partitioning of one's own for programs on one mesh only
+        needs_help = len(meshes) < 2 and self.home.devices[0].platform == "cpu"
+        with placement.lowering_on(mesh), partitioning(needs_help):
+            yield mesh
+
+    def _lowered_on(self, mesh: Any, donate: Sequence[int], results: Sequence[Sharding | None] | None) -> Any:
+        replicated = None if self.home is None else self.home.replicated.on(mesh)
+
+        def argument(shape: tuple[int, ...], dtype: Any, sharding: Any = replicated) -> Any:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+        leaves = [node.operation for node in self.nodes if node.operation.lower is None]
+        arguments = [
+            argument(leaf.outputs[0].shape, to_numpy(leaf.outputs[0].held), leaf.sharding and leaf.sharding.on(mesh))
+            for leaf in leaves
+        ]
+        arguments += [argument((self.floats,), np.float64)] if self.floats else []
+        arguments += [argument((self.ints,), np.int64)] if self.ints else []
+        arguments += [argument((4,), np.uint32)] if self.random else []
+
+        def xla_trace(*inputs: Any) -> Any:
             leaves = list(inputs)
             random: Any = leaves.pop() if self.random else None
             ints: Any = leaves.pop() if self.ints else ()
             floats: Any = leaves.pop() if self.floats else ()
-            return lower_program(self, leaves, floats, ints, random)
+            outputs = lower_program(self, leaves, floats, ints, random)
+            if results is None:
+                return outputs
+            return outputs[: len(results)], outputs[len(results)] if self.checks else None
 
-        return lowered_function(xla_trace, arguments, donate)
+        shardings = None if results is None else ([wanted and wanted.on(mesh) for wanted in results], replicated)
+        return lowered_function(xla_trace, arguments, donate, shardings)
 
     def text(self) -> Iterator[str]:
         """The graph, a line for each node."""
@@ -98,15 +141,22 @@ class Program(Graph):
     Attributes:
         outputs: slots of the values it computes; first those that replace a leaf, in the order of the leaves.
         donated: for each leaf, whether its buffer is given to the program.
-        specs: of each output.
+        specs: of each output; `shardings` how it lies on the devices of `home`, None on the one device.
         smallest: the position of the output of the fewest elements.
         checks: what may fail for its data; if there is any, the last output says which did.
         from_disk: whether it came from the cache on disk, already compiled.
         runs: how often it ran since its making, or since the counters were reset.
     """
 
-    def __init__(self, trace: Trace, outputs: tuple[int, ...], dead: Sequence[bool]) -> None:
-        super().__init__(trace.node, outputs)
+    def __init__(
+        self,
+        trace: Trace,
+        outputs: tuple[int, ...],
+        dead: Sequence[bool],
+        shardings: Mapping[int, Sharding] = MappingProxyType({}),
+    ) -> None:
+        """`shardings`: how outputs shall lie, by their slots."""
+        super().__init__(trace.node, outputs, trace.home)
         self.runs = 0
         by_slot = _specs(self.nodes)
         successors = _successors(trace, by_slot, outputs, dead)
@@ -114,6 +164,14 @@ class Program(Graph):
         self.specs = [by_slot[slot] for slot in outputs]
         self.smallest = min(range(len(outputs)), key=lambda i: self.specs[i].numel, default=0)
         self.donated = [slot is not None for slot in successors]
+        self.shardings: list[Sharding | None] = [None] * len(outputs)
+        if self.home is not None:
+            self.shardings = self._wanted_shardings(successors, shardings)
+            # what is not to lie as the leaf does cannot be written over it
+            lies = dict(zip(outputs, self.shardings, strict=True))
+            leaves = [node.operation.sharding for node in self.nodes if node.operation.lower is None]
+            pairs = zip(successors, leaves, strict=True)
+            self.donated = [slot is not None and lies[slot] is leaf for slot, leaf in pairs]
         self._sizes: dict[str, int] = {}
         self._loaded: Any = None
         self.load()
@@ -123,7 +181,9 @@ class Program(Graph):
         """Get the machine code, from the cache on disk or from the compiler; says in `from_disk` which it was."""
         loaded.make_room()
         start = time.perf_counter()
-        key = program_cache.key_of(self.nodes, self.outputs, self.donated, (self.floats, self.ints))
+        key = None
+        if self.home is None:  # what is compiled for several devices is not kept on disk
+            key = program_cache.key_of(self.nodes, self.outputs, self.donated, (self.floats, self.ints))
         kept = None if key is None else program_cache.load(key, self.specs)
         self.from_disk = kept is not None
         if kept is not None:
@@ -148,12 +208,40 @@ class Program(Graph):
         self._loaded = None
 
     def _compile(self) -> Any:
+        donated = [i for i, given in enumerate(self.donated) if given]
         try:
-            return compiled_lowering(self.lowered([i for i, given in enumerate(self.donated) if given]))
+            compiled = compiled_lowering(self.lowered(donated, None if self.home is None else self.shardings))
+            if self.home is not None:
+                found = zip(compiled.output_shardings[0], self.specs, strict=True)
+                self.shardings = [self.home.sharding(sharding, len(spec.shape)) for sharding, spec in found]
+            return compiled
         except jax.errors.JaxRuntimeError as error:
             raise CompileError(
                 f"XLA could not compile the program: {error}\n{self.describe()}{self.dumped()}"
             ) from error
+
+    def lays_out(self, shardings: Mapping[int, Sharding]) -> bool:
+        """Whether the outputs of these slots lie so."""
+        return not shardings or all(
+            shardings.get(slot) in (None, found) for slot, found in zip(self.outputs, self.shardings, strict=True)
+        )
+
+    def _wanted_shardings(self, successors: list[int | None], wanted: Mapping[int, Sharding]) -> list[Sharding | None]:
+        """How each output shall lie: as its storage asks, or like the leaf whose place it takes.
+
+        Others are whole on each device if they are small, so that whoever reads them needs no transfer between devices;
+        of what is large XLA finds a sharding that costs it nothing.
+        """
+        assert self.home is not None
+        leaves = [node.operation.sharding for node in self.nodes if node.operation.lower is None]
+        asked: dict[int, Sharding | None] = {
+            slot: leaf for slot, leaf in zip(successors, leaves, strict=True) if slot is not None
+        }
+        asked.update(wanted)
+        return [
+            asked.get(slot) or (self.home.replicated if spec.numel <= MAX_REPLICATED else None)
+            for slot, spec in zip(self.outputs, self.specs, strict=True)
+        ]
 
     def memory_sizes(self) -> dict[str, int]:
         """Bytes of arguments, outputs, memory that both share (donated), temporaries and code, as XLA says it.
@@ -196,7 +284,11 @@ class Program(Graph):
             inputs.append(random_words(*random))
         self.runs += 1
         with runtime.x64():
-            return self._loaded(*inputs)
+            results = self._loaded(*inputs)
+        if self.home is None:
+            return results
+        outputs, failure = results
+        return [*outputs, failure] if self.checks else outputs
 
     def failure(self, code: Any) -> Exception | None:
         """The error that the last output of a run stands for, if any check failed."""
@@ -236,7 +328,7 @@ def _successors(
     the input first, since it is read later.
     """
     now: dict[int, int] = {}
-    for storage, _, buffer in trace.overwritten:
+    for storage, _, buffer, _ in trace.overwritten:
         data = storage()
         if data is not None and data.value is not None:
             now.setdefault(id(buffer), data.value.slot)
@@ -289,10 +381,14 @@ def random_words(seed: int, offset: int) -> np.ndarray[Any, Any]:
     return np.array([half for number in (seed, offset) for half in (number & 0xFFFFFFFF, number >> 32)], np.uint32)
 
 
-def lowered_function(function: Any, arguments: Sequence[Any], donate: Sequence[int]) -> Any:
-    """`function` of these arguments (arrays, or their shapes and dtypes), in JAX's form."""
+def lowered_function(function: Any, arguments: Sequence[Any], donate: Sequence[int], shardings: Any = None) -> Any:
+    """`function` of these arguments (arrays, or their shapes and dtypes), in JAX's form.
+
+    `shardings`: of its results, in their structure; None where XLA may choose.
+    """
     with runtime.x64(), jax.default_device(runtime.default_device()):
-        return jax.jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*arguments)
+        jitted = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True, out_shardings=shardings)
+        return jitted.lower(*arguments)
 
 
 def compiled_lowering(lowered: Any) -> Any:
@@ -301,9 +397,9 @@ def compiled_lowering(lowered: Any) -> Any:
         return lowered.compile(compiler_options=runtime.compiler_options())
 
 
-def compiled_function(function: Any, arguments: Sequence[Any], donate: Sequence[int]) -> Any:
-    """`function` of these arguments (arrays, or their shapes and dtypes), compiled for the device."""
-    return compiled_lowering(lowered_function(function, arguments, donate))
+def compiled_function(function: Any, arguments: Sequence[Any], donate: Sequence[int], shardings: Any = None) -> Any:
+    """`function` of these arguments (arrays, or their shapes and dtypes), compiled; see `lowered_function`."""
+    return compiled_lowering(lowered_function(function, arguments, donate, shardings))
 
 
 def lower_program(program: Graph, inputs: list[Any], floats: Any, ints: Any, random: Any) -> list[Any]:
@@ -335,7 +431,7 @@ def lower_program(program: Graph, inputs: list[Any], floats: Any, ints: Any, ran
             own_ints = ints[num_ints : num_ints + operation.num_ints]
             operands = [env[slot] for slot in node.operands]
             try:
-                with collecting() as found, _scope(node):
+                with collecting(program.home is not None) as found, _scope(node):
                     results = operation.lower(operands, own_floats, own_ints, key)
             except Exception as error:
                 raise LoweringError(

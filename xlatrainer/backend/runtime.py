@@ -8,11 +8,13 @@ May import: jax, torch, numpy, host_memory, dtypes, config, counters, measuremen
 import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
 import torch
+from jax.experimental import multihost_utils
 
 from xlatrainer import config
 from xlatrainer.backend import counters, measurements
@@ -23,7 +25,11 @@ __all__ = [
     "compiler_options",
     "copies",
     "default_device",
+    "from_parts",
+    "from_process",
+    "global_devices",
     "local_devices",
+    "moved",
     "to_device",
     "to_host",
     "undisturbed",
@@ -46,7 +52,32 @@ def local_devices() -> list[Any]:
         raise ValueError(
             f"PJRT_DEVICE={name!r}: not a platform; accepted are {accepted}, or nothing for the best there is"
         )
+    _make_cpu_devices()
     return jax.local_devices(backend=_PLATFORMS[name.upper()])
+
+
+def global_devices() -> list[Any]:
+    """The JAX devices of all processes on the platform in use, in JAX's order."""
+    return jax.devices(local_devices()[0].platform)
+
+
+@cache
+def _make_cpu_devices() -> None:
+    """Have XLA make as many CPU devices as the settings ask for, which can be said before it makes the first only."""
+    wanted = int(config.get("cpu_devices"))
+    if wanted < 1:
+        raise ValueError(f"CPU_NUM_DEVICES={wanted}: it must be 1 or more")
+    if wanted == 1:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", wanted)
+    except RuntimeError:
+        there = len(jax.local_devices(backend="cpu"))
+        if there != wanted:
+            raise RuntimeError(
+                f"CPU_NUM_DEVICES={wanted}, but this process's XLA has made {there} CPU device(s) already: set it "
+                f"before the first use of jax or of the xla device"
+            ) from None
 
 
 class _Chosen:
@@ -70,12 +101,14 @@ _BITS = {1: torch.int8, 2: torch.int16}
 _ALIGNMENT = 64  # bytes; what XLA's CPU client asks of memory that it does not copy
 
 
-def to_device(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
+def to_device(tensor: torch.Tensor, dtype: torch.dtype | None = None, sharding: Any = None) -> Any:
     """A device array with a copy of a CPU tensor. The tensor may be changed as soon as this returns.
 
     Args:
         tensor: on the CPU.
         dtype: of the array; default None, that of the tensor.
+        sharding: a JAX sharding: how the contents shall lie on several devices, each of which gets its part alone.
+            Default None, the one device.
 
     Raises:
         RuntimeError: for a sparse or quantized tensor.
@@ -86,15 +119,55 @@ def to_device(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
             f"the xla device has dense tensors only, and this one of shape {tuple(tensor.shape)} is {layout}; make it "
             f"dense first, with {'.dequantize()' if tensor.is_quantized else '.to_dense()'}"
         )
-    tensor = tensor.detach().resolve_conj().resolve_neg().to(dtype or tensor.dtype)
-    kind = to_numpy(tensor.dtype)
-    if kind.isbuiltin != 1:  # torch and numpy share no name for it: the bits are handed over
-        array = np.from_dlpack(tensor.contiguous().view(_BITS[tensor.element_size()])).view(kind)
-    else:
-        array = np.from_dlpack(tensor)  # `tensor.numpy()` would forbid the user to resize the tensor ever after
+    array = _as_array(tensor.detach().resolve_conj().resolve_neg().to(dtype or tensor.dtype))
     counters.add("TransferToDevice")
     with measurements.timed("TransferToDeviceTime"), x64():
-        return jax.device_put(_private_copy(array), default_device())
+        return jax.device_put(_private_copy(array), default_device()) if sharding is None else _spread(array, sharding)
+
+
+def _spread(array: np.ndarray[Any, Any], sharding: Any) -> Any:
+    """A device array with the contents of `array`, each device of this process having its part."""
+    parts: dict[Any, Any] = {}
+    pieces = []
+    for device, index in sharding.addressable_devices_indices_map(array.shape).items():
+        key = tuple((part.start, part.stop) for part in index)
+        if key not in parts:
+            parts[key] = _private_copy(array[index])
+            pieces.append(jax.device_put(parts[key], device))
+        else:  # JAX may use the memory of the first itself
+            pieces.append(jax.device_put(parts[key].copy(), device))
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, pieces)
+
+
+def from_process(tensor: torch.Tensor, shape: tuple[int, ...], sharding: Any) -> Any:
+    """A device array of `shape` of which each process gives its part in `tensor`, a CPU tensor."""
+    counters.add("TransferToDevice")
+    with measurements.timed("TransferToDeviceTime"), x64():
+        return jax.make_array_from_process_local_data(sharding, _private_copy(_as_array(tensor)), shape)
+
+
+def from_parts(shape: tuple[int, ...], sharding: Any, parts: Sequence[tuple[Any, torch.Tensor]]) -> Any:
+    """A device array of `shape` made of the parts that the devices of this process hold, `(device, CPU tensor)`."""
+    with x64():
+        pieces = [jax.device_put(_private_copy(_as_array(part)), device) for device, part in parts]
+        return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+
+
+def moved(buffer: Any, sharding: Any) -> Any:
+    """The contents of a device array on other devices: as `sharding` says; None for the one device."""
+    with x64():
+        if sharding is None or sharding.is_fully_addressable:
+            return jax.device_put(buffer, default_device() if sharding is None else sharding)
+        return _spread(np.asarray(_whole(buffer)), sharding)
+
+
+def _as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The memory of a dense CPU tensor as an array."""
+    dtype = to_numpy(tensor.dtype)
+    if dtype.isbuiltin != 1:  # torch and numpy share no name for it: the bits are handed over
+        bits: np.ndarray[Any, Any] = np.from_dlpack(tensor.contiguous().view(_BITS[tensor.element_size()]))
+        return bits.view(dtype)
+    return np.from_dlpack(tensor)  # `tensor.numpy()` would forbid the user to resize the tensor ever after
 
 
 def _private_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -142,7 +215,7 @@ def undisturbed() -> Iterator[None]:
 def copies(buffers: Sequence[Any]) -> list[Any]:
     """Copies of device arrays on the device, which may still be being made; compiles nothing."""
     with x64():
-        return list(jax.device_put(list(buffers), default_device(), may_alias=False))
+        return list(jax.device_put(list(buffers), [buffer.sharding for buffer in buffers], may_alias=False))
 
 
 def to_host(buffer: Any) -> torch.Tensor:
@@ -152,9 +225,21 @@ def to_host(buffer: Any) -> torch.Tensor:
         return _copied(buffer)
 
 
+def _whole(buffer: Any) -> Any:
+    """What of a device array can be read as one: the array, or what one device has of it if each has it whole.
+
+    Of an array that is spread over several processes all of them must ask: it is gathered.
+    """
+    if buffer.is_fully_replicated:
+        return buffer if len(buffer.sharding.device_set) == 1 else buffer.addressable_data(0)
+    return buffer if buffer.is_fully_addressable else multihost_utils.process_allgather(buffer, tiled=True)
+
+
 def _copied(buffer: Any) -> torch.Tensor:
+    buffer = _whole(buffer)
     dtype = from_numpy(buffer.dtype)
-    if default_device().platform == "cpu" and buffer.size and dtype.itemsize > 1:
+    on_one = isinstance(buffer, jax.Array) and len(buffer.sharding.device_set) == 1
+    if on_one and default_device().platform == "cpu" and buffer.size and dtype.itemsize > 1:
         return torch.from_dlpack(buffer).clone()
     host = np.asarray(buffer)
     if host.dtype.isbuiltin != 1:

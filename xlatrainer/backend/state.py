@@ -3,7 +3,7 @@
 Autograd runs backward passes on threads of its own, so the trace belongs to the device and not to a thread;
 `state.lock` is held while an operator is recorded and while a trace is run.
 
-May import: ir, source, config, errors.
+May import: ir, placement, source, config, errors.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from xlatrainer import config
 from xlatrainer.backend.ir import Node, Operation, Trace, make_root
+from xlatrainer.backend.placement import Home, move
 from xlatrainer.backend.source import module_path, user_line, user_stack
 from xlatrainer.errors import ForkedProcessError
 
@@ -80,9 +81,10 @@ class DeviceState:
     def __init__(self) -> None:
         self.lock: Any = threading.RLock()
         self.forked = False
-        self.root = make_root()
+        self.home: Home | None = None  # the devices that programs run on; None: the one device
+        self.roots: dict[Home | None, Node] = {}  # of the tree of traces, for each home
         self.tree_nodes = 0
-        self.trace = Trace(self.root, self.extend)
+        self.trace = self.empty_trace()
         self.checks: list[tuple[Any, Any]] = []  # programs that were started, with the array that says what failed
         self.seed = DEFAULT_SEED
         self.random_offset = 0  # draws since the seed was set, without those of the pending trace
@@ -109,13 +111,25 @@ class DeviceState:
         self.random_offset += done.random_draws
         if self.tree_nodes > MAX_TREE_NODES:
             self.forget_programs()
-        self.trace = Trace(self.root, self.extend)
+        self.trace = self.empty_trace()
         return done
+
+    def empty_trace(self) -> Trace:
+        """A trace at the root of the tree."""
+        if self.home not in self.roots:
+            self.roots[self.home] = make_root()
+        return Trace(self.roots[self.home], self.extend, self.home, move)
 
     def forget_programs(self) -> None:
         """Start an empty tree of traces: what is recorded from the next trace on is compiled anew."""
-        self.root = make_root()
+        self.roots.clear()
         self.tree_nodes = 0
+
+    def set_home(self, home: Home | None) -> None:
+        """Record for other devices from now on. Nothing may be pending: the trace runs where it was recorded for."""
+        assert not self.trace.num_nodes
+        self.home = home
+        self.trace = self.empty_trace()
 
     def manual_seed(self, seed: int) -> None:
         """Start the random numbers anew. There must be no pending draws: the trace is run with one seed."""

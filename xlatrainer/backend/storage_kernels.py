@@ -216,12 +216,13 @@ def _clone_strides(tensor: torch.Tensor, memory_format: torch.memory_format | No
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     if self.device.type == "xla":
         with state.lock:
-            if storage_data(self).viewed:
+            data = storage_data(self)
+            if data.viewed:
                 check_written("aten::copy_", self, (src,))
             if src.device.type == "xla":
                 value = value_of(src)
             elif src.device.type == "cpu":
-                value = upload_value(src)
+                value = upload_value(src, data.sharding if src.shape == data.spec.shape else None)
             else:
                 raise not_on_device("aten::copy_", "src", src)
             shape = tuple(self.shape)

@@ -7,7 +7,7 @@ through a view records a strided read of it, writing a strided write, both cheap
 
 All functions here must be called with `state.lock` held.
 
-May import: ir, state, strided, runtime, precision, dtypes, _private_api.
+May import: ir, placement, state, strided, runtime, precision, dtypes, _private_api.
 """
 
 import weakref
@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from xlatrainer.backend import runtime
+from xlatrainer.backend import counters, runtime
 from xlatrainer.backend._private_api import create_tensor
 from xlatrainer.backend.dtypes import to_numpy
 from xlatrainer.backend.ir import Operation, Spec, Trace, Value, make_spec
+from xlatrainer.backend.placement import Home, Sharding, constrained_to
 from xlatrainer.backend.precision import refresh_policy
 from xlatrainer.backend.state import state
 from xlatrainer.backend.strided import Geometry, contiguous_strides, read, write
@@ -29,12 +30,16 @@ __all__ = [
     "StorageData",
     "assign",
     "broadcast",
+    "constrained",
     "convert",
     "convert_array",
     "empty_tensor",
     "from_host",
+    "from_process",
     "new_tensor",
+    "regathered",
     "resized",
+    "set_sharding",
     "storage_data",
     "value_of",
 ]
@@ -45,15 +50,16 @@ class StorageData:
 
     `value` is the data, in any shape: only the row-major order counts; None while nothing was written. `viewed` is
     false as long as the only geometry that exists for the storage is that of `value`'s own shape, which spares the
-    look.
+    look. `sharding` is how everything that is written to it shall lie; None: in any way.
     """
 
-    __slots__ = ("__weakref__", "spec", "value", "viewed")
+    __slots__ = ("__weakref__", "sharding", "spec", "value", "viewed")
 
     def __init__(self, value: Value | None, spec: Spec, viewed: bool = False) -> None:
         self.value = value
         self.spec = spec  # the shape and dtype the storage was made for
         self.viewed = viewed
+        self.sharding: Sharding | None = None
 
 
 def new_tensor(value: Value) -> torch.Tensor:
@@ -158,8 +164,43 @@ def _replace(data: StorageData, value: Value) -> None:
     """Give the storage a new value; the old one is noted, to return to should the trace fail."""
     old = data.value
     if old is not None and old.buffer is not None:
-        state.trace.overwritten.append((weakref.ref(data), old.spec, old.buffer))
+        state.trace.overwritten.append((weakref.ref(data), old.spec, old.buffer, old.sharding))
+    if data.sharding is not None and value.sharding is not data.sharding and data.sharding.home is state.home:
+        if value.spec.shape != data.spec.shape:  # written through a view of all of it
+            value = resized(value, make_spec(data.spec.shape, value.spec.dtype))
+        value = constrained(value, data.sharding)
     data.value = value
+
+
+def set_sharding(tensor: torch.Tensor, sharding: Sharding | None) -> None:
+    """Spread what the tensor holds over the devices so, and if it is all of its storage, everything it will hold.
+
+    What is there already is moved now, without a program. None: what it will hold may lie in any way.
+    """
+    data = storage_data(tensor)
+    shape = tuple(tensor.shape)
+    is_whole = shape == data.spec.shape and _covers(_geometry(tensor), tensor.dtype, data.spec)
+    if is_whole:
+        data.sharding = sharding
+    if sharding is None:
+        return
+    value = _whole(data) if is_whole else value_of(tensor)
+    if value.sharding is sharding and value.spec.shape == shape:
+        return
+    if is_whole and value.spec.shape == shape and isinstance(value.buffer, jax.Array):
+        counters.add("Reshard")
+        placed = Value(value.spec, runtime.moved(value.buffer, sharding.jax))
+        placed.sharding = sharding
+        data.value = placed
+    else:
+        assign(tensor, constrained(value, sharding))
+
+
+def constrained(value: Value, sharding: Sharding) -> Value:
+    """`value` spread over the devices so; a pending one will be, once it is computed."""
+    made = _record(_constraint(value.spec, sharding), value)
+    made.sharding = sharding
+    return made
 
 
 def convert(value: Value, dtype: torch.dtype) -> Value:
@@ -188,13 +229,23 @@ def resized(value: Value, spec: Spec) -> Value:
     return _record(_resize_operation(value.spec, spec), value)
 
 
-def from_host(tensor: torch.Tensor) -> Value:
-    """A copy of a CPU tensor on the device."""
+def from_host(tensor: torch.Tensor, sharding: Sharding | None = None) -> Value:
+    """A copy of a CPU tensor on the device; on several, spread as `sharding` says, by default whole on each."""
     refresh_policy()
+    if sharding is None and state.home is not None:
+        sharding = state.home.replicated
     spec = make_spec(tuple(tensor.shape), tensor.dtype)
-    value = Value(spec, runtime.to_device(tensor, spec.held))
+    value = Value(spec, runtime.to_device(tensor, spec.held, None if sharding is None else sharding.jax))
+    value.sharding = sharding
     if state.observer is not None:
         state.observer.uploaded(tensor, value)
+    return value
+
+
+def from_process(tensor: torch.Tensor, shape: tuple[int, ...], sharding: Sharding) -> Value:
+    """A value of `shape` of which each process gives its part in a CPU tensor."""
+    value = Value(make_spec(shape, tensor.dtype), runtime.from_process(tensor, shape, sharding.jax))
+    value.sharding = sharding
     return value
 
 
@@ -234,6 +285,27 @@ def _convert_operation(spec: Spec, dtype: torch.dtype) -> Operation:
 
     out = make_spec(spec.shape, dtype)
     return _cached(("convert", spec, out), lambda: Operation("xla::convert", lower, (out,)))
+
+
+def _constraint(spec: Spec, sharding: Sharding) -> Operation:
+    def lower(operands: Any, _floats: Any, _ints: Any, _key: Any) -> tuple[Any, ...]:
+        return (constrained_to(operands[0], sharding),)
+
+    key = ("mark_sharding", spec, sharding)
+    return _cached(
+        key, lambda: Operation("xla::mark_sharding", lower, (spec,), detail=sharding.text, sharding=sharding)
+    )
+
+
+def regathered(value: Value, home: Home) -> Value:
+    """`value` whole on each device, by a transfer of its own: XLA does not take the one before in its place."""
+
+    def lower(operands: Any, _floats: Any, _ints: Any, _key: Any) -> tuple[Any, ...]:
+        return (constrained_to(jax.lax.optimization_barrier(operands[0]), home.replicated),)
+
+    key = ("regather", value.spec, home.replicated)
+    made = _cached(key, lambda: Operation("xla::regather", lower, (value.spec,), sharding=home.replicated))
+    return _record(made, value)
 
 
 def _bit_operation(spec: Spec, bit: str) -> Operation:

@@ -1,6 +1,6 @@
 """Copies between the device and the host, and the question whether a value is there yet.
 
-May import: tensor, executor, runtime, execution_time, state, source.
+May import: tensor, executor, placement, runtime, execution_time, state, source.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from xlatrainer import config
 from xlatrainer.backend import execution_time, runtime
 from xlatrainer.backend.executor import Lost, raise_failed_checks, run_pending
 from xlatrainer.backend.ir import Value, make_spec
+from xlatrainer.backend.placement import Sharding
 from xlatrainer.backend.source import user_line
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import from_host, new_tensor, storage_data, value_of
@@ -29,8 +30,8 @@ __all__ = [
 ]
 
 
-def upload_value(tensor: torch.Tensor) -> Value:
-    """The contents of a CPU tensor as a value on the device.
+def upload_value(tensor: torch.Tensor, sharding: Sharding | None = None) -> Value:
+    """The contents of a CPU tensor as a value on the device, on several devices spread as `sharding` says.
 
     A loop without any barrier would record for ever. A copy to the device is where a step usually begins: when much is
     pending, it runs first, at the same place of every step.
@@ -38,15 +39,16 @@ def upload_value(tensor: torch.Tensor) -> Value:
     with state.lock:
         if state.trace.num_nodes > config.get("max_pending_nodes"):
             run_pending("much is pending and a tensor is copied to the device")
-        return from_host(tensor)
+        return from_host(tensor, sharding)
 
 
-def uploaded(tensor: torch.Tensor) -> torch.Tensor:
+def uploaded(tensor: torch.Tensor, sharding: Sharding | None = None) -> torch.Tensor:
     """A copy of a CPU tensor on the device, as `tensor.to("xla")` makes it, from any thread.
 
     Nothing is recorded or run, and a step that is being observed on another thread does not see it: what a loader does
     in the background is no part of the step that happens to be recorded meanwhile. Strides are those of `tensor` if it
-    is dense; a tensor that requires a gradient gives a leaf that requires one.
+    is dense; a tensor that requires a gradient gives a leaf that requires one. With `sharding`, each device gets its
+    part alone, and strides are those of a contiguous tensor.
 
     Raises:
         ForkedProcessError: In a forked child.
@@ -54,11 +56,17 @@ def uploaded(tensor: torch.Tensor) -> torch.Tensor:
     """
     with state.lock:  # says so in a forked child
         pass
-    order = _order_in_memory(tensor)
+    home = state.home
+    order = None if sharding is not None else _order_in_memory(tensor)
+    if sharding is None and home is not None:
+        sharding = home.replicated
     source = tensor if order is None else tensor.permute(order)
-    buffer = runtime.to_device(source)  # without the lock: a training goes on meanwhile
+    spec = make_spec(tuple(source.shape), source.dtype)
+    # without the lock: a training goes on meanwhile
+    value = Value(spec, runtime.to_device(source, spec.held, None if sharding is None else sharding.jax))
+    value.sharding = sharding
     with state.lock:
-        result = new_tensor(Value(make_spec(tuple(source.shape), source.dtype), buffer))
+        result = new_tensor(value)
         if order is not None:
             result = result.permute([order.index(dim) for dim in range(len(order))])
     return result.requires_grad_() if tensor.requires_grad else result

@@ -16,11 +16,13 @@ import xlatrainer.backend.device as xla_device
 import xlatrainer.backend.memory as memory
 import xlatrainer.backend.runtime as runtime
 import xlatrainer.backend.transfer as transfer
+from xlatrainer.backend.placement import Home
 from xlatrainer.backend.replay.step import ReplayedStep
+from xlatrainer.distributed.mesh import use_home
 from xlatrainer.nested import map_tensors
 from xlatrainer.strategies.strategy import Step, Strategy
 
-__all__ = ["SingleDeviceStrategy"]
+__all__ = ["SingleDeviceStrategy", "refuse_shared_memory", "tied_names"]
 
 
 class SingleDeviceStrategy(Strategy):
@@ -43,9 +45,16 @@ class SingleDeviceStrategy(Strategy):
     def device(self) -> torch.device:
         return self._device
 
+    @property
+    def home(self) -> Home | None:
+        """The devices that steps run on; None: the one device."""
+        return None
+
     def setup(self, model: nn.Module) -> nn.Module:
-        _refuse_shared_memory(model, self._device)
-        tied = _tied_names(model)
+        if self._is_lazy:
+            use_home(self.home)
+        refuse_shared_memory(model, self._device)
+        tied = tied_names(model)
         _move(model, self._device)
         for first, *others in tied:
             for name in others:
@@ -55,6 +64,8 @@ class SingleDeviceStrategy(Strategy):
 
     @contextlib.contextmanager
     def loop(self) -> Iterator[None]:
+        if self._is_lazy:
+            use_home(self.home)
         with runtime.undisturbed() if self._is_lazy else contextlib.nullcontext(), closures.finished():
             yield
 
@@ -83,7 +94,7 @@ class SingleDeviceStrategy(Strategy):
         return transfer.hold(tensors)
 
 
-def _tied_names(model: nn.Module) -> list[list[str]]:
+def tied_names(model: nn.Module) -> list[list[str]]:
     """The names of each Parameter that has more than one."""
     names: dict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -109,7 +120,7 @@ def _move(model: nn.Module, device: torch.device) -> None:
         torch.__future__.set_swap_module_params_on_conversion(before)
 
 
-def _refuse_shared_memory(model: nn.Module, device: torch.device) -> None:
+def refuse_shared_memory(model: nn.Module, device: torch.device) -> None:
     """Raise for two Parameters over one memory: PyTorch copies each, so that moving them would untie them unseen."""
     owner: dict[int, str] = {}
     for name, parameter in model.named_parameters():

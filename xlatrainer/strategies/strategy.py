@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from xlatrainer.backend.closures import step_ended
 from xlatrainer.backend.replay.step import one_by_one
@@ -77,6 +78,26 @@ class Strategy(ABC):
         Raises:
             ValueError: If parameters share memory in a way that would not survive.
         """
+
+    def place_optimizer(self, optimizer: Optimizer) -> None:  # noqa: B027 - a strategy may have nothing to do
+        """Bring the state of an optimizer of the model's parameters to where it belongs; by default it is there."""
+
+    def place_like(  # noqa: B027 - as above
+        self, parameters: Sequence[Tensor], tensors: Sequence[Tensor]
+    ) -> None:
+        """Bring what is kept for each of the model's `parameters` (a sum of gradients, an average) to its place.
+
+        By default it is there: on the device.
+        """
+
+    @property
+    def batch_parts(self) -> int:
+        """How many equal parts the rows of a batch are split into: they must be a multiple of it. By default 1."""
+        return 1
+
+    def describe(self) -> str:
+        """What lies where, and the bytes that each device holds, for people."""
+        return f"everything is on {self.device}"
 
     def loop(self) -> AbstractContextManager[None]:
         """A context around a loop of steps, for what a device needs meanwhile; by default nothing."""

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from xlatrainer.strategies.strategy import Strategy
+
 __all__ = ["Accumulation", "GradientSums"]
 
 _T = TypeVar("_T")
@@ -23,13 +25,14 @@ class GradientSums:
     Args:
         optimizers: Whose parameters' gradients are summed, those of groups that are added later too. One that never
             gets a gradient has no sum, and stays without gradient.
-        device: Where `rows` is kept.
+        strategy: Where they are kept.
     """
 
-    def __init__(self, optimizers: Iterable[Optimizer], device: torch.device) -> None:
+    def __init__(self, optimizers: Iterable[Optimizer], strategy: Strategy) -> None:
         self._optimizers = list(optimizers)
+        self._strategy = strategy
         self.sums: dict[nn.Parameter, Tensor] = {}
-        self.rows = torch.zeros(()).to(device)
+        self.rows = torch.zeros(()).to(strategy.device)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -46,10 +49,22 @@ class GradientSums:
             if parameter not in self.sums:
                 # Zeros from the host: made on a lazy device, they would make the first step a program of its own.
                 dtype = torch.promote_types(parameter.grad.dtype, torch.float32)
-                self.sums[parameter] = torch.zeros(parameter.shape, dtype=dtype).to(parameter.device)
+                self._keep(parameter, torch.zeros(parameter.shape, dtype=dtype))
             self.sums[parameter].add_(parameter.grad, alpha=rows)
             parameter.grad = None
         self.rows.add_(rows)
+
+    def _keep(self, parameter: nn.Parameter, total: Tensor) -> None:
+        self.sums[parameter] = total.to(parameter.device, copy=True)
+        self._strategy.place_like([parameter], [self.sums[parameter]])
+
+    def load(self, parameter: nn.Parameter, total: Tensor | None) -> None:
+        """Set the sum of a parameter; None: it has none yet."""
+        old = self.sums.get(parameter)
+        if total is not None:
+            self._keep(parameter, total)
+        elif old is not None:
+            self._keep(parameter, torch.zeros(old.shape, dtype=old.dtype))
 
     @torch.no_grad()
     def take(self) -> None:
@@ -85,7 +100,8 @@ class Accumulation:
         """Cut `batches` where the step changes: whether it updates, and the batches to make it with. Goes on counting.
 
         Example:
-            >>> accumulation = Accumulation(GradientSums([], torch.device("cpu")), 3)
+            >>> from xlatrainer.strategies import SingleDeviceStrategy
+            >>> accumulation = Accumulation(GradientSums([], SingleDeviceStrategy("cpu")), 3)
             >>> list(accumulation.runs("abcde"))
             [(False, ['a', 'b']), (True, ['c']), (False, ['d', 'e'])]
             >>> accumulation.position
@@ -128,8 +144,4 @@ class Accumulation:
         self.position = state["position"]
         self.sums.rows = state["rows"].to(self.sums.rows.device, copy=True)
         for parameter, total in zip(parameters, state["sums"], strict=True):
-            old = self.sums.sums.get(parameter)
-            if total is not None:
-                self.sums.sums[parameter] = total.to(parameter.device, copy=True)
-            elif old is not None:
-                self.sums.sums[parameter] = torch.zeros(old.shape, dtype=old.dtype).to(parameter.device)
+            self.sums.load(parameter, total)

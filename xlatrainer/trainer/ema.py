@@ -46,6 +46,10 @@ class EMA:
         self.averages[name] = nn.Parameter(average, requires_grad=False)
         self._averaged[self._model.get_parameter(name)] = self.averages[name]
 
+    def pairs(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """The parameters, and the average of each."""
+        return list(self._averaged), list(self._averaged.values())
+
     @torch.no_grad()
     def update(self, parameters: Sequence[nn.Parameter]) -> None:
         """Take in these parameters as they are after an update."""

@@ -1,4 +1,4 @@
-"""Padding of a short last batch, so that it has the shape, and the program, of all others.
+"""Padding of a batch: a short last one to the shape, and the program, of all others; to equal parts for the devices.
 
 On the host, before the batch goes to the device. The rows that pad are copies of the last one, so that they are
 nothing unusual to a model; loss, metrics and counts leave them out. What mixes the rows of a batch does see them: a
@@ -17,10 +17,11 @@ __all__ = ["Padding"]
 
 
 class Padding:
-    """Pads batches with fewer rows than the first one of a pass over data.
+    """Pads batches with fewer rows than the first one of a pass over data, or with rows that do not make equal parts.
 
     Args:
-        is_on: Whether it pads at all.
+        is_on: Whether a short batch is padded to the rows of the others.
+        parts: What the rows must be a multiple of. Default 1.
 
     Attributes:
         full: How many rows a batch of this pass has; 0 before the first one.
@@ -33,8 +34,9 @@ class Padding:
         ((tensor([1., 2., 2.]), tensor([0, 1, 1])), 2)
     """
 
-    def __init__(self, is_on: bool) -> None:
+    def __init__(self, is_on: bool, parts: int = 1) -> None:
         self.is_on = is_on
+        self.parts = parts
         self.full = 0
 
     def begin(self) -> None:
@@ -42,14 +44,16 @@ class Padding:
         self.full = 0
 
     def pad(self, batch: Any) -> tuple[Any, int | None]:
-        """The batch with as many rows as the first one, and how many of them are real; None if nothing is padded."""
-        if not self.is_on:
+        """The batch with as many rows as it needs, and how many of them are real; None if nothing is padded."""
+        if not self.is_on and self.parts == 1:
             return batch, None
         rows = rows_of(batch)
-        self.full = max(self.full, rows)
-        missing = self.full - rows
+        wanted = -(-rows // self.parts) * self.parts
+        if self.is_on:
+            wanted = self.full = max(self.full, wanted)
+        missing = wanted - rows
         if not missing:
-            return batch, rows
+            return batch, rows if self.is_on else None
 
         def longer(tensor: Tensor) -> Tensor:
             if tensor.dim() == 0 or tensor.shape[0] != rows:

@@ -73,7 +73,7 @@ class Stepper:
         if updates.clipping.global_clipnorm is not None:
             for name in map(updates.norm_name, updates.optimizers):
                 self._logged["train"][name] = Mean(name).to(self._strategy.device)
-        self.accumulation = Accumulation(GradientSums(updates.optimizers.values(), self._strategy.device), 1)
+        self.accumulation = Accumulation(GradientSums(updates.optimizers.values(), self._strategy), 1)
         self._padding = padding
         self._precision = precision
         self._batch_rows = 1

@@ -73,7 +73,9 @@ class Trainer(Persistence, StepMethods):
         metrics: Names ("accuracy", "f1", "auc", "mae", ...: `METRICS`), functions (prediction, target) -> tensor,
             `Metric` objects, and those of torchmetrics. Default none.
         callbacks: `Callback` objects for every `fit`, `evaluate` and `predict`. Default none.
-        strategy: Where to train: a name ("single") or a `Strategy` object. Default "single", one `xla` device.
+        strategy: Where to train: "single", one `xla` device; over several, "ddp" (each has the whole model), "fsdp"
+            (each has a part of it), "hsdp", "zero1", "zero2"; "auto", which picks one of the first three; or a
+            `Strategy` object. Default "single". See docs/sharding.md.
         learning_rate: The optimizer's `lr`, unless the optimizer is an instance. Default None, the optimizer's own.
         weighted_metrics: As `metrics`; the sample weights of the batches count in these. Default none.
         steps_per_execution: Training steps in one program, as in Keras: callbacks see the first batch of each such
@@ -172,7 +174,7 @@ class Trainer(Persistence, StepMethods):
             raise TypeError(f"model must be a torch.nn.Module object, got {model!r}")
         loss_function = resolve_loss(loss, loss_weights)
         resolved_metrics = resolve_metrics(metrics, weighted_metrics, threshold=binary_threshold(loss))
-        self.strategy = resolve_strategy(strategy)
+        self.strategy = resolve_strategy(strategy, model)
         names = parameter_names(model)
         computing = Precision(precision)
         computing.convert(model)
@@ -189,7 +191,14 @@ class Trainer(Persistence, StepMethods):
         self.precision, self.loss_scale = computing.name, LossScale.of(computing, self.optimizers, self.strategy.device)
         clipping = Clipping(global_clipnorm, clipnorm, clipvalue)
         updates = Updates(self.optimizers, clipping, self.ema, computing, self.loss_scale)
-        self.stepper = Stepper(self, loss_function, resolved_metrics, updates, Padding(pad_last_batch), computing)
+        self.stepper = Stepper(
+            self,
+            loss_function,
+            resolved_metrics,
+            updates,
+            Padding(pad_last_batch, self.strategy.batch_parts),
+            computing,
+        )
         self.gradient_accumulation_steps = _one_name(
             1, gradient_accumulation_steps=gradient_accumulation_steps, accumulate_grad_batches=accumulate_grad_batches
         )
@@ -480,8 +489,10 @@ class Trainer(Persistence, StepMethods):
     def _begin_training(self) -> None:
         for optimizer in self.optimizers.values():
             initialize_state(optimizer)
+            self.strategy.place_optimizer(optimizer)
         if self.ema is not None:
             self.ema.start()
+            self.strategy.place_like(*self.ema.pairs())
         self.strategy.end_step()
 
     def _begin(

@@ -2,7 +2,9 @@
 
 import copy
 import random
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -530,3 +532,33 @@ def test_switched_off_it_only_ends_steps() -> None:
 def test_what_cannot_be_called_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="takes a function or a module"):
         xla.compile(wrong)
+
+
+SCRIPT = """
+import torch
+import xlatrainer as xla
+
+weight = torch.ones(3, device="xla", requires_grad=True)
+optimizer = torch.optim.Adam([weight], lr=0.1)
+
+
+@xla.compile
+def step(x):
+    optimizer.zero_grad()
+    loss = (weight * x).square().sum()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+for _ in range(6):
+    step(torch.ones(3, device="xla"))
+replays = xla.counters.value("Replay")
+"""
+
+
+def test_a_compiled_function_named_like_a_method_it_calls(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    before = counters.value("Replay")
+    assert runpy.run_path(str(script))["replays"] - before == 3  # the first makes state, the next two agree

@@ -34,21 +34,22 @@ class Check:
 
 class _Collector(threading.local):
     checks: list[Check] | None = None
+    on_several = False
 
 
 _collector = _Collector()
 
 
 @contextlib.contextmanager
-def collecting() -> Iterator[list[Check]]:
-    """The checks of the lowerings that are called in the block, by this thread."""
-    before = _collector.checks
+def collecting(on_several: bool = False) -> Iterator[list[Check]]:
+    """The checks of the lowerings that are called in the block, by this thread; `on_several`: for several devices."""
+    before = _collector.checks, _collector.on_several
     checks: list[Check] = []
-    _collector.checks = checks
+    _collector.checks, _collector.on_several = checks, on_several
     try:
         yield checks
     finally:
-        _collector.checks = before
+        _collector.checks, _collector.on_several = before
 
 
 def index_in_range(
@@ -67,8 +68,11 @@ def index_in_range(
     if _collector.checks is None or not index.size:
         return
     wrong = (index >= size) | (index < (-size if negative else 0))
-    wrong = (wrong if where is None else wrong & where).reshape(-1)
-    value = index.reshape(-1)[jnp.argmax(wrong)].astype(jnp.int64)
+    wrong = wrong if where is None else wrong & where
+    if _collector.on_several:  # the largest, since which is the first is known only once all are in one place
+        value = jnp.max(jnp.where(wrong, index.astype(jnp.int64), jnp.iinfo(jnp.int64).min))
+    else:
+        value = index.reshape(-1)[jnp.argmax(wrong.reshape(-1))].astype(jnp.int64)
     _collector.checks.append(Check(jnp.any(wrong), value, kind, message))
 
 

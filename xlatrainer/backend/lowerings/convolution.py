@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xlatrainer.backend.lowerings import convolution_cpu
+from xlatrainer.backend.lowerings.partitioning import partitioned
 from xlatrainer.backend.lowerings.registry import lowering
 from xlatrainer.backend.lowerings.windows import per_dim
 
@@ -106,24 +107,30 @@ def _fenced(native, on_cpu, *arrays):
     return lax.optimization_barrier(native(*arrays))
 
 
+def _rule(rank, *operands):
+    """A partitioning by the batch, "n": other dimensions of each of `operands` have letters of their own."""
+    letters = iter("abcdefghijklmopqrstuvwxyz")
+    return [operand + "".join(next(letters) for _ in range(rank + 2 - len(operand))) for operand in operands]
+
+
 def _forward(input, weight, geometry):
-    return _best(
-        partial(forward, geometry=geometry), partial(convolution_cpu.forward, geometry=geometry), input, weight
-    )
+    image, kernel, out = _rule(len(geometry.stride), "n", "", "n")
+    best = partial(_best, partial(forward, geometry=geometry), partial(convolution_cpu.forward, geometry=geometry))
+    return partitioned(best, f"{image},{kernel}->{out}", "n", input, weight)
 
 
 def _input_gradient(grad_output, weight, geometry, spatial):
     options = {"geometry": geometry, "spatial": tuple(spatial)}
-    return _best(
-        partial(input_gradient, **options), partial(convolution_cpu.input_gradient, **options), grad_output, weight
-    )
+    image, kernel, out = _rule(len(geometry.stride), "n", "", "n")
+    best = partial(_best, partial(input_gradient, **options), partial(convolution_cpu.input_gradient, **options))
+    return partitioned(best, f"{image},{kernel}->{out}", "n", grad_output, weight)
 
 
 def _weight_gradient(input, grad_output, geometry, kernel):
     options = {"geometry": geometry, "kernel": tuple(kernel)}
-    return _best(
-        partial(weight_gradient, **options), partial(convolution_cpu.weight_gradient, **options), input, grad_output
-    )
+    image, of_output, out = _rule(len(geometry.stride), "n", "n", "")
+    best = partial(_best, partial(weight_gradient, **options), partial(convolution_cpu.weight_gradient, **options))
+    return partitioned(best, f"{image},{of_output}->{out}", f"n{out}", input, grad_output)
 
 
 def _in_order(grad_input, grad_weight):

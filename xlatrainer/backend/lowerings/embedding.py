@@ -4,6 +4,7 @@ import jax.numpy as jnp
 
 from xlatrainer.backend.lowerings.checks import holds, index_in_range
 from xlatrainer.backend.lowerings.normalization import shortened
+from xlatrainer.backend.lowerings.partitioning import partitioned
 from xlatrainer.backend.lowerings.registry import lowering
 
 
@@ -30,7 +31,11 @@ def embedding_dense_backward(grad_output, indices, num_weights, padding_idx, sca
         grads = grads / jnp.take(counts, rows)[:, None]
     if padding_idx >= 0:  # its row is sent out of bounds, where it is dropped
         rows = jnp.where(rows == padding_idx, num_weights, rows)
-    table = jnp.zeros((num_weights, grads.shape[1]), grads.dtype).at[rows].add(grads, mode="drop")
+
+    def summed(rows, grads):
+        return jnp.zeros((num_weights, grads.shape[1]), grads.dtype).at[rows].add(grads, mode="drop")
+
+    table = partitioned(summed, "n,nw->vw", "nvw", rows, grads)
     return table.reshape(num_weights, *grad_output.shape[indices.ndim :]).astype(grad_output.dtype)
 
 

@@ -4,6 +4,8 @@ Products of half types are summed in float32 and rounded once. How exact float32
 that for speed is torch's own setting, `torch.set_float32_matmul_precision`, as it is when the program is compiled.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import torch
@@ -12,6 +14,7 @@ from jax import lax
 from xlatrainer.backend.dtypes import to_numpy
 from xlatrainer.backend.lowerings.checks import holds, index_in_range
 from xlatrainer.backend.lowerings.fusion import materialized
+from xlatrainer.backend.lowerings.partitioning import partitioned
 from xlatrainer.backend.lowerings.registry import lowering
 
 _PRECISIONS = {"highest": lax.Precision.HIGHEST, "high": lax.Precision.HIGH, "medium": lax.Precision.DEFAULT}
@@ -27,6 +30,12 @@ def matmul(a, b, dtype=None):
     dtype = dtype or a.dtype
     if a.dtype == jnp.bool_:
         return jnp.matmul(a.astype(jnp.int32), b.astype(jnp.int32)) > 0
+    if a.ndim == 2 and b.ndim == 2:
+        return partitioned(partial(_product, dtype=dtype), "ij,jk->ik", "ijk", a, b)
+    return _product(a, b, dtype)
+
+
+def _product(a, b, dtype):
     wide = jnp.float32 if a.dtype in (jnp.float16, jnp.bfloat16) else None
     a = _row_major(a, b)
     return jnp.matmul(a, b, precision=dot_precision(), preferred_element_type=wide).astype(dtype)

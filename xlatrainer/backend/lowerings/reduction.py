@@ -5,12 +5,15 @@ summed in float32 and rounded once, as torch's CPU kernels do. An empty or missi
 """
 
 import math
+from functools import partial
+from string import ascii_lowercase
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from xlatrainer.backend.dtypes import compute_dtype, to_numpy
+from xlatrainer.backend.lowerings.partitioning import partitioned
 from xlatrainer.backend.lowerings.pointwise import complex_logaddexp
 from xlatrainer.backend.lowerings.registry import lowering
 
@@ -39,9 +42,22 @@ def _working(self, spec):
 # sums and means
 
 
+def _sum(array, axes, keepdims):
+    """A sum. Where it is one over the rows of a batch, it is the gradient of something added to each of them."""
+    whole = partial(jnp.sum, axis=axes, keepdims=keepdims)
+    if 0 not in axes or len(axes) == array.ndim:
+        return whole(array)
+    letters = ascii_lowercase[: array.ndim]
+    ones = iter(ascii_lowercase[array.ndim :])
+    result = "".join(
+        next(ones) if i in axes else letter for i, letter in enumerate(letters) if keepdims or i not in axes
+    )
+    return partitioned(whole, f"{letters}->{result}", letters, array)
+
+
 @lowering("sum", "sum.dim_IntList", takes_specs=True)
 def sum_dim(self, dim=None, keepdim=False, *, dtype=None, out_specs):
-    total = jnp.sum(_working(self, out_specs[0]), _axes(dim, self.ndim), keepdims=keepdim)
+    total = _sum(_working(self, out_specs[0]), _axes(dim, self.ndim), keepdim)
     return total.astype(to_numpy(out_specs[0].dtype))
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from xlatrainer.backend._private_api import bare_optimizer, bare_step
-from xlatrainer.backend.ir import Node, Trace, Value, make_spec
+from xlatrainer.backend.ir import Node, Value, make_spec
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import new_tensor, storage_data
 
@@ -135,7 +135,8 @@ class Shadow:
             mine.update(real)
             mine["params"] = members
         before, offset = state.trace, state.random_offset
-        scratch = state.trace = Trace(state.root, state.extend)
+        scratch = state.trace = state.empty_trace()
+        scratch.move = None  # the dummies are nowhere
         try:
             bare_step(self._shadow)
         finally:

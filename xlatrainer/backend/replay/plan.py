@@ -60,6 +60,7 @@ class Plan:
         self.series: dict[int, Any] = {}  # programs of several steps of it, by their number
         specs = [node.operation.outputs[0] for node in seen.node.path() if node.operation.lower is None]
         self._specs: list[Spec] = specs
+        self._shardings = [node.operation.sharding for node in seen.node.path() if node.operation.lower is None]
         self._positions = {slot: index for index, slot in enumerate(self.program.outputs)}
         self._floats = list(seen.floats)
         self._donated = [index for index, given in enumerate(self.program.donated) if given]
@@ -181,6 +182,8 @@ class Plan:
                 raise Mismatch(f"a tensor holds {value.spec if value else 'nothing'}, where it held {spec}")
             if value.buffer.__class__ is Lost:
                 raise value.buffer.error()
+        if [value.sharding for value in values] != self._shardings:
+            raise Mismatch("a tensor lies on other devices, or in another way, than before")
         return values
 
     def argument(self, position: int, given: list[torch.Tensor]) -> Value:
@@ -188,7 +191,7 @@ class Plan:
         origin = self._sources[position]
         assert isinstance(origin, Origin)
         value = self._other_input(origin, given)
-        if value is None or value.spec is not self._specs[position]:
+        if value is None or value.spec is not self._specs[position] or value.sharding != self._shardings[position]:
             raise Mismatch("an argument holds contents of another kind than before")
         return value
 
@@ -207,6 +210,7 @@ class Plan:
             # The value that the storage holds was donated, and nobody else knows it: it may become the new one.
             if position not in shared:
                 values[position].buffer = results[output]
+                values[position].sharding = self.program.shardings[output]
         made: dict[int, Value] = {}
 
         def value_from(origin: Origin) -> Value:
@@ -216,6 +220,7 @@ class Plan:
             found = made.get(index)
             if found is None:
                 found = made[index] = Value(self.program.specs[index], results[index])
+                found.sharding = self.program.shardings[index]
             return found
 
         for place, origin in self._updates:

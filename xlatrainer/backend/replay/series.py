@@ -121,22 +121,34 @@ class Series:
 
     def _compile(self, inputs: tuple[Any, ...]) -> None:
         loaded.make_room()
-        with measurements.timed("CompileTime"):
-            self._run = compiled_function(self._steps, inputs, donate=(0,))
+        program = self.plan.program
+        with measurements.timed("CompileTime"), program.partitioning(program.shardings) as mesh:
+            self._run = compiled_function(self._steps, inputs, donate=(0,), shardings=self._shardings(mesh))
         counters.add("UncachedCompile")
         cause = f"{self.number} steps become one program (graph and memory are those of one step)"
         assert self.plan.seen.node is not None
-        compilation = Compilation(self.plan.seen.node, self.plan.program, cause, user_line())
+        compilation = Compilation(self.plan.seen.node, program, cause, user_line())
         if state.reporter is not None:
             state.reporter.compiled(compilation)
         state.compilations.append(compilation)
+
+    def _shardings(self, mesh: Any) -> Any:
+        """Of the program's results; None on the one device."""
+        program = self.plan.program
+        if program.home is None:
+            return None
+        of = [found and found.on(mesh) for found in program.shardings]
+        each = [of[output] for output in self._given]
+        return [of[output] for _, output in self._carried], [each] * self.number, program.home.replicated.on(mesh)
 
     def _result(self, given: list[Any]) -> Any:
         arrays = dict(zip(self._given, given, strict=True))
 
         def value_from(origin: Origin) -> Value:
             index = self.plan.program.outputs.index(origin.key)
-            return Value(self.plan.program.specs[index], arrays[index])
+            value = Value(self.plan.program.specs[index], arrays[index])
+            value.sharding = self.plan.program.shardings[index]
+            return value
 
         return self.plan.result((), value_from)
 

@@ -268,6 +268,10 @@ class Snapshot:
         cls = type(item)
         if cls.__module__.partition(".")[0] in _NO_STATE or isinstance(item, _CAUGHT_IN_C):
             return
+        # Names of attributes count as names of globals: `optimizer.step()` leads to a compiled function called `step`.
+        if hasattr(cls, "watched_roots"):
+            yield from ((root, name) for name, root in item.watched_roots().items())
+            return
         yield from ((base, base.__name__) for base in cls.__mro__ if _is_users_class(base))
         attributes = getattr(item, "__dict__", None)
         if isinstance(attributes, dict):

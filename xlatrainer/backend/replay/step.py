@@ -100,6 +100,10 @@ class ReplayedStep:
         self._paused = 0
         self._graphs = GraphLimit(self.name, graphs_allowed)
 
+    def watched_roots(self) -> dict[str, Any]:
+        """For a snapshot of something that calls this step: what it reaches, without what is known of its replay."""
+        return self._roots
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._paused or config.get("replay") == "off" or state.observer is not None:
             return self._run(args, kwargs)

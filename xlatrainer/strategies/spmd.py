@@ -1,0 +1,177 @@
+"""`SpmdStrategy`: the model and the batches spread over a mesh of devices that run one program together.
+
+What is the same for all such strategies: placing a model, sharding batches, keeping optimizer state beside its
+parameters, and the account of what lies where. How a parameter is sharded is each strategy's own.
+"""
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from xlatrainer.backend import runtime
+from xlatrainer.backend.placement import Home, Sharding
+from xlatrainer.distributed.mesh import Mesh, set_global_mesh
+from xlatrainer.distributed.processes import process_count
+from xlatrainer.distributed.sharding import (
+    PartitionSpec,
+    place,
+    place_input,
+    place_parts,
+    resolve_sharding,
+    set_sharding,
+    sharding_of,
+)
+from xlatrainer.nested import map_tensors
+from xlatrainer.strategies.layout import describe_layout
+from xlatrainer.strategies.materialization import materialize, replace_parameter
+from xlatrainer.strategies.single import SingleDeviceStrategy, refuse_shared_memory, tied_names
+
+__all__ = ["SpmdStrategy", "all_devices"]
+
+
+def all_devices(devices: int | Sequence[int] | None) -> list[int]:
+    """The positions of devices in `xlatrainer.real_devices()` that an argument `devices` stands for.
+
+    Args:
+        devices: How many, or which; None for all there are, those of other processes included.
+
+    Raises:
+        ValueError: If there are not so many.
+    """
+    from_all = len(runtime.global_devices())
+    if devices is None:
+        return list(range(from_all))
+    if isinstance(devices, int):
+        if not 1 <= devices <= from_all:
+            raise ValueError(
+                f"devices={devices}, and there are {from_all}; on the CPU, CPU_NUM_DEVICES=N makes N of it in each "
+                f"process"
+            )
+        return list(range(devices))
+    return list(devices)
+
+
+class SpmdStrategy(SingleDeviceStrategy):
+    """Train on the devices of a mesh.
+
+    A batch is the global one: it is split over the axes `data_axes`, the loss is the mean over all of it, a batch norm
+    in train mode takes its statistics over all of it, and gradients are clipped by their global norm.
+
+    Args:
+        mesh: The devices.
+        data_axes: The axes that the rows of a batch are split over; those that the mesh has not are left out.
+    """
+
+    def __init__(self, mesh: Mesh, data_axes: Sequence[str]) -> None:
+        super().__init__()
+        self.mesh = mesh
+        self.data_axes = tuple(axis for axis in data_axes if axis in mesh.axis_names)
+        self._model: nn.Module | None = None
+        self._optimizers: list[Optimizer] = []
+
+    @abstractmethod
+    def spec_of(self, name: str, parameter: Tensor) -> PartitionSpec | None:
+        """How a parameter is sharded; None: whole on each device."""
+
+    def state_spec_of(self, name: str, parameter: Tensor) -> PartitionSpec | None:
+        """How its optimizer state is sharded; by default like the parameter."""
+        return self.spec_of(name, parameter)
+
+    @property
+    def home(self) -> Home:
+        return self.mesh.home
+
+    @property
+    def batch_parts(self) -> int:
+        parts = 1
+        for axis in self.data_axes:
+            parts *= self.mesh.shape()[axis]
+        return parts
+
+    def sharding(self, shape: Sequence[int], spec: PartitionSpec | None) -> Sharding:
+        """The sharding of a tensor of `shape`."""
+        return self.mesh.home.replicated if spec is None else resolve_sharding(shape, self.mesh, spec)
+
+    def setup(self, model: nn.Module) -> nn.Module:
+        set_global_mesh(self.mesh)
+        refuse_shared_memory(model, self.device)
+        tied = tied_names(model)
+        materialize(model, self._placed)
+        for name, parameter in list(model.named_parameters()):
+            if parameter.device.type != "xla":
+                replace_parameter(model, name, self._placed(name, parameter))
+            else:  # of a Trainer before this one
+                self._mark(parameter, self.spec_of(name, parameter))
+        for module in model.modules():
+            for key, buffer in module._buffers.items():
+                if buffer is not None and buffer.device.type != "xla":
+                    module._buffers[key] = place_input(buffer, self.mesh.home.replicated)
+        for first, *others in tied:
+            for name in others:
+                owner, _, leaf = name.rpartition(".")
+                setattr(model.get_submodule(owner), leaf, model.get_parameter(first))
+        self._model = model
+        self.prepare(model)
+        return model
+
+    def prepare(self, model: nn.Module) -> None:
+        """What else the model needs, once its parameters are in place; by default nothing."""
+
+    def _placed(self, name: str, parameter: Tensor) -> Tensor:
+        return place(parameter, self.sharding(parameter.shape, self.spec_of(name, parameter)))
+
+    def _mark(self, tensor: Tensor, spec: PartitionSpec | None) -> None:
+        sharding = self.sharding(tensor.shape, spec)
+        if sharding_of(tensor) is not sharding:
+            set_sharding(tensor, sharding)
+
+    def place_like(self, parameters: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+        names = {id(parameter): name for name, parameter in self._named().items()}
+        for parameter, tensor in zip(parameters, tensors, strict=True):
+            name = names.get(id(parameter))
+            if name is not None and tensor.device.type == "xla" and tensor.shape == parameter.shape:
+                self._mark(tensor, self.state_spec_of(name, parameter))
+
+    def place_optimizer(self, optimizer: Optimizer) -> None:
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+        for parameter, state in optimizer.state.items():
+            tensors = [value for value in state.values() if isinstance(value, Tensor)]
+            self.place_like([parameter] * len(tensors), tensors)
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        assert self._model is not None, "setup comes first"
+        return dict(self._model.named_parameters())
+
+    @contextlib.contextmanager
+    def loop(self) -> Iterator[None]:
+        set_global_mesh(self.mesh)
+        with super().loop():
+            yield
+
+    def to_device(self, batch: Any) -> Any:
+        return map_tensors(self._sharded, batch)
+
+    def _sharded(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type == "xla":
+            return tensor
+        if process_count() > 1:
+            return self._of_all_processes(tensor)
+        is_split = tensor.dim() > 0 and tensor.shape[0] > 0 and tensor.shape[0] % self.batch_parts == 0
+        spec = (self.data_axes, *[None] * (tensor.dim() - 1)) if is_split and self.data_axes else None
+        return place_input(tensor, self.sharding(tensor.shape, spec))
+
+    def _of_all_processes(self, tensor: Tensor) -> Tensor:
+        """The rows of all processes, of which this one's are given; of a tensor without rows the processes' own."""
+        if tensor.dim() == 0:
+            return place_input(tensor, self.mesh.home.replicated)
+        shape = (tensor.shape[0] * process_count(), *tensor.shape[1:])
+        return place_parts(tensor, shape, self.sharding(shape, (self.data_axes, *[None] * (tensor.dim() - 1))))
+
+    def describe(self) -> str:
+        title = f"{type(self).__name__} on {self.mesh}"
+        return describe_layout(title, self._named(), self._optimizers, self.mesh.size())
