@@ -244,7 +244,8 @@ def from_host(tensor: torch.Tensor, sharding: Sharding | None = None) -> Value:
 
 def from_process(tensor: torch.Tensor, shape: tuple[int, ...], sharding: Sharding) -> Value:
     """A value of `shape` of which each process gives its part in a CPU tensor."""
-    value = Value(make_spec(shape, tensor.dtype), runtime.from_process(tensor, shape, sharding.jax))
+    spec = make_spec(shape, tensor.dtype)
+    value = Value(spec, runtime.from_process(tensor.to(spec.held), shape, sharding.jax))
     value.sharding = sharding
     return value
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from xlatrainer.backend import tensor as device_tensors
+from xlatrainer.backend import transfer
 from xlatrainer.backend.placement import Sharding
 from xlatrainer.backend.state import state
 from xlatrainer.distributed.mesh import Mesh, use_home
@@ -220,6 +221,8 @@ def shard_shape(tensor: Tensor) -> tuple[int, ...]:
 class ShardingSpec:
     """Where a loader puts a tensor of its batches: each device gets its part directly from the host.
 
+    Programs run on the mesh's devices once it is made.
+
     Attributes:
         mesh: The devices.
         partition_spec: As in `mark_sharding`.
@@ -230,6 +233,9 @@ class ShardingSpec:
     mesh: Mesh
     partition_spec: PartitionSpec
     minibatch: bool = False
+
+    def __post_init__(self) -> None:
+        use_home(self.mesh.home)
 
     def can_apply(self, tensor: Tensor) -> bool:
         """Whether the tensor has as many dimensions as the spec has entries."""
@@ -248,14 +254,18 @@ class ShardingSpec:
 
 
 def place_input(tensor: Tensor, sharding: Sharding) -> Tensor:
-    """A copy of a CPU tensor on the devices, spread so; what is written to it later may lie in any way."""
-    use_home(sharding.home)
-    with state.lock:
-        return device_tensors.new_tensor(device_tensors.from_host(tensor.detach(), sharding))
+    """A copy of a CPU tensor on the devices, spread so; what is written to it later may lie in any way.
+
+    From any thread; see `transfer.uploaded`.
+    """
+    return transfer.uploaded(tensor, sharding)
 
 
 def place_parts(part: Tensor, shape: tuple[int, ...], sharding: Sharding) -> Tensor:
-    """A tensor of `shape` of which each process gives its part of dimension 0, in the order of the processes."""
-    use_home(sharding.home)
+    """A tensor of `shape` of which each process gives its part of dimension 0, in the order of the processes.
+
+    From any thread.
+    """
+    value = device_tensors.from_process(part.detach(), shape, sharding)
     with state.lock:
-        return device_tensors.new_tensor(device_tensors.from_process(part.detach(), shape, sharding))
+        return device_tensors.new_tensor(value)
