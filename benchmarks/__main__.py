@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from benchmarks import compile_times, eager, memory, scale, steps, trace, transfer
+from benchmarks import cache, compile_times, eager, loader, memory, scale, steps, trace, transfer
 
 COMMANDS = {
     "steps": steps,
@@ -13,6 +13,8 @@ COMMANDS = {
     "memory": memory,
     "eager": eager,
     "scale": scale,
+    "loader": loader,
+    "cache": cache,
 }
 
 

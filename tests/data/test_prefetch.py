@@ -190,6 +190,18 @@ def test_the_threads_end(how: str, workers: int) -> None:
             next(iterator)
 
 
+@pytest.mark.multiprocess
+def test_lasting_workers_serve_the_next_pass() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(ROWS)), BATCH, num_workers=2, persistent_workers=True)
+    expected = [rows.tolist() for rows in torch.arange(ROWS).split(BATCH)]
+    batches = prefetched(loader)
+    for _ in range(3):
+        for _ in batches:
+            break
+        assert [batch[0].tolist() for batch in batches] == expected
+    assert [batch[0].tolist() for batch in loader] == expected
+
+
 def test_what_was_prepared_is_let_go_of() -> None:
     class Big:
         pass

@@ -153,13 +153,14 @@ class _Pipeline:
                     if not self._wait_until(lambda: len(self.drawn) < self._drawn_limit):
                         return
                 item = self._draw()
+                is_last = item.kind != "batch"
                 with self.condition:
                     self.drawn.append((number, item))
                     self.condition.notify_all()
-                if item.kind != "batch":
+                del item  # no batch is held beyond the limits, and no error by the frames of its own traceback
+                if is_last:
                     return
                 number += 1
-                del item  # while it waits, no batch is held beyond the limits
         finally:
             self._finish()
 
