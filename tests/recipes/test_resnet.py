@@ -25,7 +25,7 @@ def small_model(name: str, num_classes: int) -> nn.Module:
 
 def test_the_flags_of_the_scripts_are_accepted() -> None:
     flags = (
-        "--datadir=D --drop_last --model=resnet50 --test_set_batch_size=64 --eval_interval=10 --lr=0.4 --batch_size=128 "
+        "--datadir=D --drop_last --model=resnet50 --test_set_batch_size=64 --eval_interval=10 --lr=0.4 --batch_size=9 "
         "--num_warmup_epochs=5 --lr_scheduler_divide_every_n_epochs=30 --lr_scheduler_divisor=10 --num_epochs=100"
     )
     options = resnet.parse_arguments(flags.split())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from pathlib import Path
 
+from xlatrainer import storage
 from xlatrainer.callbacks.callback import Callback, LogValues
 
 __all__ = ["JSONLogger"]
@@ -19,7 +19,8 @@ class JSONLogger(Callback):
     NaN and infinities, which JSON does not have, are written as null.
 
     Args:
-        filename: The file; its folder is made if need be.
+        filename: The file, whose folder is made if need be; or a URL that fsspec knows, where each epoch writes all of
+            the file.
         append: True continues an existing file; default False, which overwrites it. A training that is resumed
             continues it in any case, without the epochs that are now trained again.
     """
@@ -27,22 +28,20 @@ class JSONLogger(Callback):
     writes_files = True
 
     def __init__(self, filename: str | os.PathLike[str], append: bool = False) -> None:
-        self.path = Path(filename)
+        self.path = os.fspath(filename)
         self.append = append
 
     def on_train_begin(self, logs: LogValues) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         is_resumed = self.trainer.saver.resumed_from is not None
-        if is_resumed and self.path.exists():
-            whole = [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-            temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-            temporary.write_text("".join(line for line in whole if json.loads(line)["epoch"] < self.trainer.epoch))
-            os.replace(temporary, self.path)
+        if is_resumed and storage.exists(self.path):
+            lines = storage.read(self.path).decode().splitlines(keepends=True)
+            whole = [line for line in lines if line.endswith("\n")]
+            storage.write(self.path, "".join(line for line in whole if json.loads(line)["epoch"] < self.trainer.epoch))
         elif not self.append:
-            self.path.write_text("")
+            storage.write(self.path, "")
 
     def on_epoch_end(self, epoch: int, logs: LogValues) -> None:
         values = {name: value if math.isfinite(value) else None for name, value in logs.items()}
         line = json.dumps({"epoch": epoch, "step": self.trainer.step, **values}, allow_nan=False)
-        with self.path.open("a") as file:
-            file.write(f"{line}\n")
+        with storage.open_file(self.path, "ab") as file:
+            file.write(f"{line}\n".encode())

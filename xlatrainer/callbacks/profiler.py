@@ -9,6 +9,7 @@ from pathlib import Path
 from xlatrainer.backend.device import wait_device_ops
 from xlatrainer.callbacks.callback import Callback, LogValues
 from xlatrainer.profiler import start_trace, stop_trace
+from xlatrainer.storage.mirror import Mirror
 
 __all__ = ["Profiler", "StepTrace"]
 
@@ -23,10 +24,10 @@ class StepTrace:
     def __init__(self, log_dir: str | os.PathLike[str], first: int, last: int) -> None:
         if not 1 <= first <= last:
             raise ValueError(f"the steps to profile are (first, last) with 1 <= first <= last, got {(first, last)}")
-        self.log_dir = Path(log_dir)
+        self._mirror = Mirror(log_dir)
         self.first = first
         self.last = last
-        self.path: Path | None = None
+        self.path: Path | str | None = None
         self._is_running = False
         self._is_done = False
 
@@ -34,9 +35,9 @@ class StepTrace:
         """The step number `step` begins."""
         if step >= self.first and not self._is_running and not self._is_done:
             wait_device_ops()  # what is before them is not theirs
-            self.log_dir.mkdir(parents=True, exist_ok=True)
+            self._mirror.folder.mkdir(parents=True, exist_ok=True)
             self._began = time.time()
-            start_trace(self.log_dir)
+            start_trace(self._mirror.folder)
             self._is_running = True
 
     def after_step(self, step: int) -> None:
@@ -54,10 +55,13 @@ class StepTrace:
             return
         self._is_running, self._is_done = False, True
         stop_trace()
-        files = sorted(self.log_dir.glob("plugins/profile/*/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+        folder = self._mirror.folder
+        files = sorted(folder.glob("plugins/profile/*/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
         if not files or files[-1].stat().st_mtime < self._began - 1:
-            raise RuntimeError(f"jax's profiler was stopped, but there is no new *.xplane.pb below {self.log_dir}")
-        self.path = files[-1]
+            raise RuntimeError(f"jax's profiler was stopped, but there is no new *.xplane.pb below {folder}")
+        shown = self._mirror.shown(files[-1])
+        self.path = shown if "://" in shown else Path(shown)
+        self._mirror.close()
         print(f"Profile of the steps {self.first} to {self.last}: {self.path}")
 
 
@@ -69,10 +73,10 @@ class Profiler(Callback):
     Args:
         steps: The first and the last step, counted by `trainer.step` from 1 on; default (10, 20), after the steps that
             compile. A training that ends earlier ends the trace.
-        log_dir: The folder; default "logs".
+        log_dir: The folder or a URL that fsspec knows; default "logs".
 
     Attributes:
-        path: The trace file; None before it is written.
+        path: The trace file, a Path or for a URL a string; None before it is written.
 
     Example:
         >>> Profiler(steps=(5, 8)).trace.last
@@ -87,7 +91,7 @@ class Profiler(Callback):
         self.trace = StepTrace(log_dir, *steps)
 
     @property
-    def path(self) -> Path | None:
+    def path(self) -> Path | str | None:
         return self.trace.path
 
     def on_train_begin(self, logs: LogValues) -> None:

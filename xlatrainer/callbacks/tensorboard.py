@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from xlatrainer.callbacks.callback import Callback, LogValues
 from xlatrainer.callbacks.profiler import StepTrace
 from xlatrainer.callbacks.tensorboard_graph import write_graph
 from xlatrainer.optional import require
+from xlatrainer.storage.mirror import Mirror
 
 if TYPE_CHECKING:
     from xlatrainer.trainer.trainer import Trainer
@@ -33,7 +33,8 @@ class TensorBoard(Callback):
     the training does not wait for them.
 
     Args:
-        log_dir: The folder; default "logs".
+        log_dir: The folder; default "logs". Or a URL that fsspec knows: the files are then written to a temporary
+            folder, and sent after each epoch and at the end.
         histogram_freq: Write histograms of all parameters after every so many epochs ("weights/NAME"); default 0,
             never. Each reads all parameters.
         write_graph: An example of the model's inputs (a tensor, or a tuple of tensors) to write its graph with, as
@@ -76,7 +77,8 @@ class TensorBoard(Callback):
     ) -> None:
         if isinstance(write_graph, bool):
             raise TypeError("write_graph takes an example of the model's inputs: a PyTorch model does not know them")
-        self.log_dir = Path(log_dir)
+        self.log_dir = log_dir
+        self._mirror = Mirror(log_dir)
         self.histogram_freq = _at_least("histogram_freq", histogram_freq, 0)
         self.write_graph = write_graph
         self.write_steps_per_second = write_steps_per_second
@@ -84,7 +86,7 @@ class TensorBoard(Callback):
         first, last = (profile_batch, profile_batch) if isinstance(profile_batch, int) else profile_batch
         self.profile_batch = (first, last) if first else None
         if self.profile_batch is not None:
-            StepTrace(self.log_dir, first, last)
+            StepTrace(log_dir, first, last)  # raises for a wrong range
         self.histogram_gradients = histogram_gradients
         self.images = images
         self.hparams = None if hparams is None else dict(hparams)
@@ -99,7 +101,7 @@ class TensorBoard(Callback):
         self._batches.begin(self.trainer.step)
         self._counters = counters.snapshot()
         self._latest: dict[str, float] = {}
-        self._trace = None if self.profile_batch is None else StepTrace(self.log_dir, *self.profile_batch)
+        self._trace = None if self.profile_batch is None else StepTrace(self._mirror.folder, *self.profile_batch)
         if self.histogram_freq and self.histogram_gradients:
             self.trainer.keep_gradients = True
         if self.write_graph is not None:
@@ -149,6 +151,7 @@ class TensorBoard(Callback):
                 train.add_scalar(f"counters/{name}", count - self._counters.get(name, 0), epoch)
         for writer in self._writers.values():
             writer.flush()
+        self._mirror.send()
 
     def on_train_end(self, logs: LogValues) -> None:
         self._in_fit = False
@@ -169,13 +172,14 @@ class TensorBoard(Callback):
 
     def _writer(self, kind: str) -> Any:
         if kind not in self._writers:
-            self._writers[kind] = self._make_writer(os.fspath(self.log_dir / kind))
+            self._writers[kind] = self._make_writer(str(self._mirror.folder / kind))
         return self._writers[kind]
 
     def _close(self) -> None:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
+        self._mirror.close()
 
     def _write_batches(self, wait: bool) -> None:
         """Write the values of batches that are computed; with `wait`, of all."""
