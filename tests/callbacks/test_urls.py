@@ -12,6 +12,7 @@ import torch
 import xlatrainer as xla
 from xlatrainer import storage
 from xlatrainer.callbacks import BackupAndRestore, CSVLogger, JSONLogger, ModelCheckpoint, Profiler, TensorBoard
+from xlatrainer.errors import CheckpointError
 from xlatrainer.strategies.single import SingleDeviceStrategy
 
 
@@ -71,5 +72,5 @@ def test_checkpoints_and_going_on(bucket: str) -> None:
     third = trainer()
     third.load_weights(f"{bucket}/weights.safetensors")
     assert torch.equal(third.model.weight, first.model.weight)  # type: ignore[arg-type]
-    with pytest.raises(FileNotFoundError, match="no bucket 'none'"):
+    with pytest.raises(CheckpointError, match="no bucket 'none'"):
         third.save_weights("gs://none/weights.safetensors")
