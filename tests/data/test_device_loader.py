@@ -20,6 +20,8 @@ from xlatrainer.data.device_loader import (
     send_cpu_data_to_device,
     shard_batch,
 )
+from xlatrainer.distributed import Mesh, ShardingSpec, get_sharding_spec
+from xlatrainer.distributed.sharding import shard_shape
 from xlatrainer.nested import DataWrapper
 
 Pair = namedtuple("Pair", ["a", "b"])
@@ -244,6 +246,19 @@ def test_shardings() -> None:
     assert moved["name"] == "a"
 
 
+def test_several_chips() -> None:
+    mesh = Mesh(range(4), (4,), ("data",))
+    spec = ShardingSpec(mesh, ("data", None))
+    batch = {"x": torch.arange(8.0).reshape(4, 2), "y": torch.arange(4)}
+    for sharding in (spec, {"x": spec, "y": None}):
+        (moved,) = MpDeviceLoader([batch], input_sharding=sharding)
+        assert (get_sharding_spec(moved["x"]), shard_shape(moved["x"])) == (("data", None), (1, 2))
+        assert shard_shape(moved["y"]) == (4,)
+        assert torch.equal((moved["x"] + moved["y"][:, None]).cpu(), batch["x"] + batch["y"][:, None])
+    with pytest.raises(ValueError, match="3"):
+        next(iter(MpDeviceLoader([torch.ones(3, 2)], input_sharding=spec)))
+
+
 @pytest.mark.parametrize(
     ("batch", "sharding", "message"),
     [
@@ -314,6 +329,18 @@ def test_a_trainer_trains_the_same() -> None:
     assert found == expected
     assert found[1]["Execute"] == 3 * (5 + 2)
     assert all(map(torch.equal, plain.model.cpu().parameters(), wrapped.model.cpu().parameters()))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_trainer_on_several_chips(strategy: str) -> None:
+    """The strategy places the batches, the last of which the chips do not divide."""
+
+    def losses(wrap: Callable[[Any], Any]) -> list[float]:
+        torch.manual_seed(3)
+        training = xla.Trainer(nn.Linear(4, 2), "sgd", "mse", learning_rate=0.05, strategy=strategy)
+        return training.fit(wrap(DataLoader(examples(21), 8)), epochs=2, verbose=0).history["loss"]
+
+    assert losses(MpDeviceLoader) == losses(lambda loader: loader)
 
 
 def test_a_trainer_evaluates_and_predicts() -> None:

@@ -38,9 +38,9 @@ def as_batches(
 
     Args:
         x: A DataLoader, a list or another iterable of batches, or an object that hands out batches by number
-            (`SequenceBatches`): they come as they are. Those of an `MpDeviceLoader` come from its threads, on the
-            device; the ends of steps are left to whoever asked. A dataset of examples, torch's or Hugging Face's, and
-            tensors and arrays (with `y`, or a dict of them) come in batches of `batch_size`.
+            (`SequenceBatches`): they come as they are. Those of an `MpDeviceLoader` are loaded ahead by its threads,
+            and left on the host. A dataset of examples, torch's or Hugging Face's, and tensors and arrays (with `y`, or
+            a dict of them) come in batches of `batch_size`.
         y: Targets for tensors and arrays `x`: tensors or arrays of as many rows; default None.
         sample_weight: For each row of `x`, shape (rows,), float; default None, all count alike.
         batch_size: Rows in a batch; for data that does not come in batches. Default None, which means 32.
@@ -54,7 +54,7 @@ def as_batches(
         ValueError: If `batch_size`, `y` or `sample_weight` is given with data that has its own.
     """
     if isinstance(x, MpDeviceLoader | ParallelLoader):
-        x = x.batches
+        x = x.batches_for_trainer
     if _is_table(x):
         x = x.to_numpy()
     if y is not None or _is_array(x) or (isinstance(x, Mapping) and is_rows(x)):

@@ -86,9 +86,10 @@ class ParallelLoader:
         loader_prefetch_size: At most so many batches are loaded ahead on the host; default 8.
         device_prefetch_size: At most so many wait on the device; default 4.
         host_to_device_transfer_threads: How many batches are copied at the same time; default 1.
-        input_sharding: How each tensor is placed on several devices: an object with `apply(tensor)`, which takes a CPU
-            tensor and returns it on the device; or a dict of such objects and None by the keys of the batch, which
-            must be a dict then. Default None, not at all.
+        input_sharding: How each tensor is placed on several devices: a `ShardingSpec`, or another object with
+            `apply(tensor)`, which takes a CPU tensor and returns it on the device; or a dict of such objects and None
+            by the keys of the batch, which must be a dict then. A tensor with another number of dimensions than the
+            spec (`can_apply`) is whole on every device. Default None: all are.
 
     Raises:
         ValueError: For several devices, numbers below 1, or no devices.
@@ -129,6 +130,7 @@ class ParallelLoader:
         self.batch_dim = batchdim
         self.batches_per_execution = checked_count("batches_per_execution", batches_per_execution)
         _check_sharding(input_sharding)
+        self._is_sharded = input_sharding is not None
         self.batches = Prefetched(
             loader,
             partial(send_cpu_data_to_device, device=self.device, input_sharding=input_sharding),
@@ -148,6 +150,14 @@ class ParallelLoader:
         lazy = self.device.type == "xla"
         return PerDeviceLoader(self.batches.__iter__, self.batches.__len__, self.batches_per_execution, lazy)
 
+    @property
+    def batches_for_trainer(self) -> Prefetched:
+        """The batches for a Trainer, which ends steps itself, and pads batches and places them as its strategy says.
+
+        Still on the host, therefore, unless `input_sharding` says where each tensor belongs.
+        """
+        return self.batches if self._is_sharded else self.batches.unmoved()
+
     def close(self) -> None:
         """End the pass that is going on, and its threads."""
         self.batches.close()
@@ -164,7 +174,7 @@ class MpDeviceLoader:
         device: The device; default None, which means that of this process.
         kwargs: Those of `ParallelLoader`.
 
-    A Trainer takes it too: the steps are the Trainer's, the threads remain.
+    A Trainer takes it too: the threads load ahead, and the Trainer copies batches and ends steps itself.
 
     `state_dict()` is the position, to go on from after `load_state_dict` in the midst of a pass, exactly, though the
     threads are ahead of it. A loader with a `state_dict` of its own (torchdata's `StatefulDataLoader`) keeps it; others
@@ -181,12 +191,12 @@ class MpDeviceLoader:
         self._parallel = ParallelLoader(loader, xla_device.device() if device is None else device, **kwargs)
 
     @property
-    def batches(self) -> Prefetched:
-        """The batches on the device without the ends of steps: for who ends them himself."""
-        return self._parallel.batches
+    def batches_for_trainer(self) -> Prefetched:
+        """See `ParallelLoader`."""
+        return self._parallel.batches_for_trainer
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self._parallel.batches)
 
     def __iter__(self) -> PerDeviceLoader:
         return self._parallel.per_device_loader(self._parallel.device)
@@ -202,15 +212,15 @@ class MpDeviceLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Tell it to the loader, its samplers and its dataset, where they have `set_epoch`."""
-        self.batches.set_epoch(epoch)
+        self._parallel.batches.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batch that was handed out last: plain data and CPU tensors."""
-        return self.batches.state_dict()
+        return self._parallel.batches.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where `state` says; sets the host's random states. Samplers must be as then."""
-        self.batches.load_state_dict(state)
+        self._parallel.batches.load_state_dict(state)
 
     def close(self) -> None:
         """End the pass that is going on, and its threads."""
@@ -260,7 +270,8 @@ def _to_device(tensor: Tensor, device: torch.device, sharding: Any) -> Tensor:
     if sharding is not None:
         if tensor.device.type != "cpu":
             raise ValueError(f"a tensor to be sharded must be on the CPU; this one is on {tensor.device}")
-        return sharding.apply(tensor)
+        if not hasattr(sharding, "can_apply") or sharding.can_apply(tensor):
+            return sharding.apply(tensor)
     if tensor.device.type == "cpu" and device.type == "xla":
         return transfer.uploaded(tensor)
     return tensor.to(device)

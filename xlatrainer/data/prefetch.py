@@ -5,6 +5,7 @@ moving a batch means is a function. A thread never refers to the consumer, so a 
 """
 
 import atexit
+import copy
 import os
 import threading
 import time
@@ -256,6 +257,14 @@ class _Position:
     ended: bool = False
 
 
+@dataclass
+class _Pass:
+    """The pass that goes on, or was the last one; None before the first."""
+
+    position: _Position | None = None
+    pipeline: _Pipeline | None = None
+
+
 class Prefetched:
     """An iterable over the batches of `source`, moved, that threads prepare ahead.
 
@@ -296,8 +305,7 @@ class Prefetched:
         self._move = move
         self._limits = (drawn_limit, moved_limit, movers)
         self._resumable = ResumableBatches(source, ahead=True)
-        self._position: _Position | None = None
-        self._pipeline: _Pipeline | None = None
+        self._pass = _Pass()
 
     def __len__(self) -> int:
         return len(self.source)  # type: ignore[arg-type]  # raises for a source that does not know
@@ -306,10 +314,16 @@ class Prefetched:
         self._end_pass()
         end = _End()
         batches = self._resumable.begun(end.has_come)
-        self._position = _Position(self._resumable.drawn, self._resumable.own_position())
+        position = self._pass.position = _Position(self._resumable.drawn, self._resumable.own_position())
         draw, finish = _drawing(batches, self._resumable)
-        self._pipeline = _Pipeline(end, draw, self._move, finish, *self._limits)
-        return PrefetchIterator(self._pipeline, self._position)
+        pipeline = self._pass.pipeline = _Pipeline(end, draw, self._move, finish, *self._limits)
+        return PrefetchIterator(pipeline, position)
+
+    def unmoved(self) -> "Prefetched":
+        """The same, with the batches as `source` gives them: for those who move them themselves."""
+        same = copy.copy(self)  # with the same pass and position
+        same._move = _as_it_is
+        return same
 
     def set_epoch(self, epoch: int) -> None:
         """Tell it to the source, its samplers and its dataset, where they have `set_epoch`."""
@@ -317,7 +331,7 @@ class Prefetched:
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batch that was handed out last: plain data and CPU tensors."""
-        position = self._position
+        position = self._pass.position
         if position is None or position.ended:
             return self._resumable.state_dict(between=True)
         return self._resumable.state_after(position.drawn, position.own)
@@ -325,20 +339,24 @@ class Prefetched:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on where `state` says. Sets the host's random states."""
         self._end_pass()
-        self._position = None
+        self._pass.position = None
         self._resumable.load_state_dict(state)
 
     def close(self) -> None:
         """End the pass that is going on, and its threads; waits for them for a second at most."""
-        if self._pipeline is not None:
-            self._pipeline.close("it was closed")
+        if self._pass.pipeline is not None:
+            self._pass.pipeline.close("it was closed")
 
     def _end_pass(self) -> None:
         """A loader's workers and samplers serve one pass at a time: the one before must not draw any more."""
-        if self._pipeline is not None:
-            self._pipeline.close("another pass over the same loader has begun")
-            self._pipeline.join_reader()
-            self._pipeline = None
+        if self._pass.pipeline is not None:
+            self._pass.pipeline.close("another pass over the same loader has begun")
+            self._pass.pipeline.join_reader()
+            self._pass.pipeline = None
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _drawing(
