@@ -247,12 +247,17 @@ def test_a_forked_child_is_told() -> None:
 
 
 def test_a_process_that_ends_in_the_midst() -> None:
+    """It, and a child that it has forked."""
     program = textwrap.dedent(
         """
-        import time
+        import os, time, warnings
         from xlatrainer.data.prefetch import Prefetched
+        warnings.simplefilter("ignore")  # jax's, of forks
         kept = iter(Prefetched(range(1000), lambda b: time.sleep(0.01) or b, 8, 4, 2))
-        print(next(kept))
+        print(next(kept), flush=True)
+        pid = os.fork()
+        if pid:
+            assert os.waitpid(pid, 0)[1] == 0
         """
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)

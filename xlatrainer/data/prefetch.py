@@ -194,6 +194,8 @@ class _Pipeline:
 
 _open_pipelines: "weakref.WeakSet[_Pipeline]" = weakref.WeakSet()
 
+os.register_at_fork(after_in_child=_open_pipelines.clear)  # whose threads, and who holds their locks, are the parent's
+
 
 @atexit.register
 def _close_all() -> None:
