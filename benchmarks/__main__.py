@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from benchmarks import cache, compile_times, eager, loader, memory, scale, steps, trace, transfer
+from benchmarks import cache, compile_times, eager, loader, memory, scale, steps, tfrecord, trace, transfer
 
 COMMANDS = {
     "steps": steps,
@@ -13,6 +13,7 @@ COMMANDS = {
     "memory": memory,
     "eager": eager,
     "scale": scale,
+    "tfrecord": tfrecord,
     "loader": loader,
     "cache": cache,
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,11 @@ _LARGE = 64  # bytes of packed numbers from which NumPy decodes them faster than
 _frombuffer, _array = np.frombuffer, np.array
 
 
+_Layout = list[Any]
+"""The bytes of an entry before its values, its name (None if it is not wanted), its kind, the number of these bytes,
+that with the values, and the layout that came behind it last time."""
+
+
 class ExampleParser:
     """Reads Examples of which many have the same features.
 
@@ -43,8 +49,8 @@ class ExampleParser:
 
     def __init__(self, names: Collection[str] | None = None) -> None:
         self._names = None if names is None else frozenset(names)
-        # By the first four bytes of an entry: (all bytes before the values, name, kind, size of these and the values)
-        self._layouts: dict[bytes, list[tuple[bytes, str | None, int, int, int]]] = {}
+        self._layouts: dict[bytes, list[_Layout]] = {}  # by the first four bytes of an entry
+        self._first: _Layout | None = None  # that the latest record began with
         self._number_of_layouts = 0
 
     def parse(self, record: bytes) -> dict[str, Value]:
@@ -73,16 +79,20 @@ class ExampleParser:
             for start, stop in _messages(record, 0, end, 1):
                 self._add_features(record, start, stop, found)
             return found
-        layouts = self._layouts
         startswith = record.startswith
+        before, layout = None, self._first
         while position < end:
-            for layout in layouts.get(record[position : position + 4], ()):
-                if startswith(layout[0], position) and position + layout[4] <= end:
-                    break
-            else:
-                position = self._add_feature(record, position, end, found)
-                continue
-            _, name, kind, start, total = layout
+            if layout is None or not startswith(layout[0], position) or position + layout[4] > end:
+                layout = self._known_layout(record, position, end)
+                if layout is None:
+                    position = self._add_feature(record, position, end, found)
+                    continue
+                if before is None:
+                    self._first = layout
+                else:
+                    before[5] = layout
+            _, name, kind, start, total, following = before = layout
+            layout = following
             start += position
             position += total
             if name is None:
@@ -92,10 +102,18 @@ class ExampleParser:
             elif kind == _BYTES_LIST:
                 found[name] = [record[start:position]]
             elif position - start == 1 and record[start] < 128:
-                found[name] = _array([record[start]], _INT64)
+                found[name] = _array((record[start],), _INT64)
+            elif position - start == 2 and record[start] >= 128 > record[start + 1]:
+                found[name] = _array((record[start] & 127 | record[start + 1] << 7,), _INT64)
             else:
                 found[name] = _packed_int64(record, start, position)
         return found
+
+    def _known_layout(self, record: bytes, position: int, end: int) -> _Layout | None:
+        for layout in self._layouts.get(record[position : position + 4], ()):
+            if record.startswith(layout[0], position) and position + layout[4] <= end:
+                return layout
+        return None
 
     def _add_features(self, record: bytes, position: int, end: int, found: dict[str, Value]) -> None:
         while position < end:
@@ -134,7 +152,7 @@ class ExampleParser:
         low, high = _extent(record, low + 1, stop)
         if high != stop or (kind != _BYTES_LIST and low == high):
             return
-        layout = (record[position:low], name, kind, low - position, stop - position)
+        layout = [record[position:low], name, kind, low - position, stop - position, None]
         self._layouts.setdefault(record[position : position + 4], []).append(layout)
         self._number_of_layouts += 1
 

@@ -28,6 +28,7 @@ _HEADER = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
 _PIECE = 1 << 20  # bytes that are asked for at once while it is not known whether they are there
+_MOST_LENGTHS = 4096
 _LOCAL_BUFFER = 1 << 17  # a larger one does not fit into the processor's cache
 _WINDOW_BITS = {"ZLIB": zlib.MAX_WBITS, "GZIP": zlib.MAX_WBITS | 16}
 
@@ -135,10 +136,15 @@ def frames(source: Source, damage: Damage, number: int = 0, offset: int = 0) -> 
     """
     crc, read = crc_function(), source.file.read
     end = None if source.size is None else source.size + offset
-    unpack_header, unpack_crc = _HEADER.unpack, _CRC.unpack
+    unpack_crc = _CRC.unpack
+    lengths: dict[bytes, int] = {}  # of headers that were checked: records of one length have the same
     try:
         while header := read(12):
-            length = _length(header, crc, unpack_header)
+            length = lengths.get(header)
+            if length is None:
+                length = _length(header, crc)
+                if len(lengths) < _MOST_LENGTHS:
+                    lengths[header] = length
             if end is None:
                 data = _read_unknown(read, length)
             elif length > end - offset - OVERHEAD:
@@ -174,7 +180,7 @@ def offsets(source: Source) -> list[int]:
     assert source.size is not None
     try:
         while header := file.read(12):
-            length = _length(header, crc, _HEADER.unpack)
+            length = _length(header, crc)
             end = found[-1] + OVERHEAD + length
             if end > source.size:
                 raise _Lost(f"it has {length:,} bytes, the file holds {source.size - found[-1] - OVERHEAD:,} more")
@@ -189,13 +195,13 @@ class _Lost(Exception):
     """What is wrong with a record."""
 
 
-def _length(header: bytes, crc: Callable[[Any], int], unpack: Callable[[bytes], tuple[int, int]]) -> int:
+def _length(header: bytes, crc: Callable[[Any], int]) -> int:
     if len(header) != 12:
         raise _Lost(f"the file ends within its first {OVERHEAD - 4} bytes")
-    length, stored = unpack(header)
+    length, stored = _HEADER.unpack(header)
     if masked(crc(header[:8])) != stored:
         raise _Lost("its length does not have the checksum that is stored with it")
-    return length
+    return int(length)
 
 
 def _read_unknown(read: Callable[[int], bytes], length: int) -> bytes:
