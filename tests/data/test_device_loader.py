@@ -1,7 +1,8 @@
 """Batches on the device: nests of all kinds, the ends of steps, shards, and what the arguments may be."""
 
+import itertools
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -349,6 +350,32 @@ def test_a_trainer_evaluates_and_predicts() -> None:
     wrapped = MpDeviceLoader(loader)
     assert training.evaluate(wrapped, verbose=0) == training.evaluate(loader, verbose=0)
     assert np.array_equal(training.predict(wrapped, verbose=0), training.predict(loader, verbose=0))
+
+
+def test_epochs_of_some_batches() -> None:
+    """An epoch goes on where the one before has stopped; a limited one starts anew."""
+
+    def losses(wrap: Callable[[Any], Any], **options: Any) -> list[float]:
+        training = trainer()
+        torch.manual_seed(1)
+        return training.fit(wrap(DataLoader(examples(), 8, shuffle=True)), verbose=0, **options).history["loss"]
+
+    for options in ({"epochs": 4, "steps_per_epoch": 2}, {"epochs": 2, "limit_train_batches": 3}):
+        assert losses(MpDeviceLoader, **options) == losses(lambda loader: loader, **options)
+
+
+def test_what_a_trainer_says_of_loaders_behind_it() -> None:
+    with pytest.raises(ValueError, match="x is a generator, which can be gone through once, but 2 epochs"):
+        trainer().fit(MpDeviceLoader(iter_of(examples())), epochs=2, verbose=0)
+    with pytest.raises(ValueError, match=r"x \(cycle\) never ends: say how many batches"):
+        trainer().fit(MpDeviceLoader(itertools.cycle([1])), verbose=0)
+    loader = MpDeviceLoader(DataLoader(examples(), 8))
+    with pytest.raises(RuntimeError, match="another one over the same loader has begun. Wrap the loader twice"):
+        trainer().fit(loader, validation_data=loader, epochs=2, steps_per_epoch=2, verbose=0)
+
+
+def iter_of(dataset: TensorDataset) -> Iterator[Any]:
+    yield from DataLoader(dataset, 8)
 
 
 def test_an_error_in_a_trainer_leaves_no_thread() -> None:

@@ -19,7 +19,7 @@ from xlatrainer.data.prefetch import Prefetched
 from xlatrainer.data.rows import RowBatches, is_rows
 from xlatrainer.data.sequences import SequenceBatches, is_sequence
 
-__all__ = ["DEFAULT_BATCH_SIZE", "as_batches", "has_rows", "is_endless", "is_one_shot", "length_of"]
+__all__ = ["DEFAULT_BATCH_SIZE", "as_batches", "has_rows", "is_endless", "is_one_shot", "kind_of", "length_of"]
 
 DEFAULT_BATCH_SIZE = 32
 
@@ -120,6 +120,11 @@ def length_of(batches: Iterable[Any]) -> int | None:
     if isinstance(batches, Sized):
         return len(batches)
     return None
+
+
+def kind_of(batches: Any) -> str:
+    """What `batches` is, for messages: the loader's type behind those who draw from it ahead."""
+    return type(_source(batches)).__name__
 
 
 def _source(batches: Iterable[Any]) -> Iterable[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from xlatrainer.data.adapters import as_batches, is_endless, is_one_shot, length_of
+from xlatrainer.data.adapters import as_batches, is_endless, is_one_shot, kind_of, length_of
 from xlatrainer.data.batch import plain_batch
 from xlatrainer.data.position import ResumableBatches, set_epoch
 
@@ -86,7 +86,7 @@ class EpochIterator:
         self._has_warned = False
 
     def _check_ends(self, data: Any) -> None:
-        kind = type(data).__name__
+        kind = kind_of(data)
         if self._steps is None and self._limit is None and is_endless(self._batches):
             raise ValueError(f"{self._argument} ({kind}) never ends: say how many batches, {self._steps_name}=...")
         if self._epochs > 1 and self._one_shot and self._steps is None:
@@ -164,7 +164,7 @@ class EpochIterator:
             else:
                 break
         if index == 0:
-            raise ValueError(f"{self._argument} ({type(self._batches).__name__}) yielded no batch. {self._why_empty()}")
+            raise ValueError(f"{self._argument} ({kind_of(self._batches)}) yielded no batch. {self._why_empty()}")
         if wanted is not None and wanted == self._steps and index < wanted:
             self._ended_early(index, wanted)
         if self._restarts:

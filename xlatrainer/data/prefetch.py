@@ -20,6 +20,10 @@ from xlatrainer.data.position import ResumableBatches, set_epoch
 __all__ = ["PrefetchIterator", "Prefetched", "checked_count"]
 
 _SECONDS_TO_LOOK = 0.5  # at the latest, a thread that waits sees that its consumer is gone
+_BY_ANOTHER = (
+    "another one over the same loader has begun. Wrap the loader twice to go through it twice at a time: to validate "
+    "in the midst of an epoch, say"
+)
 _SECONDS_TO_END = 1.0  # that `close` waits for the threads; a batch that is being loaded cannot be interrupted
 
 
@@ -97,7 +101,7 @@ class _Pipeline:
         with self.condition:
             while self.handed_out not in self.moved:
                 if self.end.has_come():
-                    raise RuntimeError(f"there are no batches any more: {self.end.why}. Iterate over the loader again")
+                    raise RuntimeError(f"there are no batches any more in this pass: {self.end.why}")
                 if not self.condition.wait(_SECONDS_TO_LOOK) and not any(map(threading.Thread.is_alive, self.threads)):
                     raise RuntimeError("the threads that load batches have ended without a word")
             item = self.moved.pop(self.handed_out)
@@ -352,7 +356,7 @@ class Prefetched:
     def _end_pass(self) -> None:
         """A loader's workers and samplers serve one pass at a time: the one before must not draw any more."""
         if self._pass.pipeline is not None:
-            self._pass.pipeline.close("another pass over the same loader has begun")
+            self._pass.pipeline.close(_BY_ANOTHER)
             self._pass.pipeline.join_reader()
             self._pass.pipeline = None
 
