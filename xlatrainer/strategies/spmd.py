@@ -72,6 +72,7 @@ class SpmdStrategy(SingleDeviceStrategy):
         self.data_axes = tuple(axis for axis in data_axes if axis in mesh.axis_names)
         self._model: nn.Module | None = None
         self._optimizers: list[Optimizer] = []
+        self._names: dict[Tensor, str] = {}
 
     @abstractmethod
     def spec_of(self, name: str, parameter: Tensor) -> PartitionSpec | None:
@@ -136,12 +137,24 @@ class SpmdStrategy(SingleDeviceStrategy):
             if name is not None and tensor.device.type == "xla" and tensor.shape == parameter.shape:
                 self._mark(tensor, self.state_spec_of(name, parameter))
 
+    def put_beside(self, parameter: Tensor, tensor: Tensor) -> Tensor:
+        name = self._name_of(parameter)
+        if name is None:  # of a loss with parameters, say
+            return super().put_beside(parameter, tensor)
+        return place(tensor, self.sharding(parameter.shape, self.state_spec_of(name, parameter)))
+
     def place_optimizer(self, optimizer: Optimizer) -> None:
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
         for parameter, state in optimizer.state.items():
             tensors = [value for value in state.values() if isinstance(value, Tensor)]
             self.place_like([parameter] * len(tensors), tensors)
+
+    def _name_of(self, parameter: Tensor) -> str | None:
+        """The name of a parameter of the model; None for one that is not the model's."""
+        if self._names.get(parameter) is None:
+            self._names = {parameter: name for name, parameter in self._named().items()}
+        return self._names.get(parameter)
 
     def _named(self) -> dict[str, nn.Parameter]:
         assert self._model is not None, "setup comes first"

@@ -90,6 +90,13 @@ class Strategy(ABC):
         By default it is there: on the device.
         """
 
+    def put_beside(self, parameter: Tensor, tensor: Tensor) -> Tensor:
+        """A copy of what is kept for one of the model's parameters, a CPU tensor of its shape, in its place.
+
+        By default that is the parameter's device. Never is more than its part on a device.
+        """
+        return tensor.to(parameter.device, copy=True)
+
     @property
     def batch_parts(self) -> int:
         """How many equal parts the rows of a batch are split into: they must be a multiple of it. By default 1."""

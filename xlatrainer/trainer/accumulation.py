@@ -55,8 +55,7 @@ class GradientSums:
         self.rows.add_(rows)
 
     def _keep(self, parameter: nn.Parameter, total: Tensor) -> None:
-        self.sums[parameter] = total.to(parameter.device, copy=True)
-        self._strategy.place_like([parameter], [self.sums[parameter]])
+        self.sums[parameter] = self._strategy.put_beside(parameter, total)
 
     def load(self, parameter: nn.Parameter, total: Tensor | None) -> None:
         """Set the sum of a parameter; None: it has none yet."""

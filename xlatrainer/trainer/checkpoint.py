@@ -19,7 +19,9 @@ from torch.optim import Optimizer
 
 from xlatrainer.data.random_states import random_states, restore_random_states
 from xlatrainer.encoding import TensorTable, encode
+from xlatrainer.strategies.strategy import Strategy
 from xlatrainer.trainer.checkpoints.files import Content, read_checkpoint
+from xlatrainer.trainer.ema import EMA
 from xlatrainer.trainer.weights import Loaded, NameMap, load_into, model_state, renamed
 
 if TYPE_CHECKING:
@@ -148,13 +150,51 @@ def load_state(
     loaded = load_into(trainer.model, weights, tied, strict=strict, where=saved.path)
     for name, part in parts.items():
         if name in saved.state["parts"]:
-            part.load_state_dict(saved.state["parts"][name])
+            _load_part(trainer, part, saved.state["parts"][name])
     if everything:
         _warn_of_other_parts(parts, classes, saved.path)
     trainer.strategy.end_step()
     for name in _COUNTERS:
         setattr(trainer, name, saved.state["counters"][name])
     return loaded
+
+
+def _load_part(trainer: Trainer, part: Any, state: Any) -> None:
+    """`part.load_state_dict(state)`, what is kept for a parameter lying beside it, in parts if the parameter does."""
+    strategy = trainer.strategy
+    if isinstance(part, Optimizer):
+        part.load_state_dict(_beside_parameters(part, state, strategy))
+        strategy.place_optimizer(part)  # what the optimizer has converted to another dtype
+    elif isinstance(part, EMA):
+        part.load_state_dict(state, strategy.put_beside)
+    else:
+        part.load_state_dict(state)
+
+
+def _beside_parameters(optimizer: Optimizer, state: Mapping[str, Any], strategy: Strategy) -> dict[str, Any]:
+    """An optimizer's state whose tensors that are like a parameter are in its place.
+
+    The optimizer itself would copy them whole to each device.
+    """
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if len(numbers) != len(parameters):
+        return dict(state)  # of which the optimizer complains
+    moved = dict(state["state"])
+    for number, parameter in zip(numbers, parameters, strict=True):
+        if number in moved:
+            moved[number] = {
+                key: strategy.put_beside(parameter, value.to(parameter.dtype)) if _is_like(value, parameter) else value
+                for key, value in moved[number].items()
+            }
+    return {**state, "state": moved}
+
+
+def _is_like(value: Any, parameter: Tensor) -> bool:
+    """Whether an optimizer converts this to the parameter's dtype and device: not the count of steps, of shape ()."""
+    return (
+        isinstance(value, Tensor) and value.dim() > 0 and value.shape == parameter.shape and value.is_floating_point()
+    )
 
 
 def load_progress(saved: Saved, progress: Progress) -> None:

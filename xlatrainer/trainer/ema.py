@@ -1,7 +1,7 @@
 """Exponential moving averages of weights: kept on the device, brought on by the update's own program."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,8 +86,15 @@ class EMA:
         return {name: average.detach() for name, average in self.averages.items()}
 
     @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Tensor], put_beside: Callable[[Tensor, Tensor], Tensor] | None = None
+    ) -> None:
         """Go on from `state_dict`'s result, on any device.
+
+        Args:
+            state: The averages by the parameters' names.
+            put_beside: Makes the copy that is kept of an average, given its parameter and a tensor of its dtype; see
+                `Strategy`. Default None: a copy on the parameter's device.
 
         Raises:
             ValueError: If it holds names or shapes that the model does not have.
@@ -102,4 +109,8 @@ class EMA:
         self.averages.clear()
         self._averaged.clear()
         for name, average in state.items():
-            self._add(name, average.to(parameters[name].device, parameters[name].dtype, copy=True))
+            parameter = parameters[name]
+            if put_beside is None:
+                self._add(name, average.to(parameter.device, parameter.dtype, copy=True))
+            else:
+                self._add(name, put_beside(parameter, average.to(parameter.dtype)))

@@ -6,6 +6,7 @@ small parameter on the CPU, and taken only if it comes to the same update as a s
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,11 +20,17 @@ __all__ = ["initialize_state"]
 _ON_PARAMETER = object()  # stands for zeros like the parameter
 
 
-def initialize_state(optimizer: Optimizer) -> None:
+def initialize_state(optimizer: Optimizer, put_beside: Callable[[Tensor, Tensor], Tensor] | None = None) -> None:
     """Give each parameter without any state what the optimizer's first step would begin with.
 
     Leaves an optimizer alone whose state cannot be foreseen so: its first step makes it, as always.
+
+    Args:
+        optimizer: Of parameters on their device.
+        put_beside: Makes the copy on the device of a CPU tensor that is kept for a parameter; see `Strategy`. Default
+            None: a copy on the parameter's device.
     """
+    put = put_beside or (lambda parameter, tensor: tensor.to(parameter.device))
     for group in optimizer.param_groups:
         fresh = [p for p in group["params"] if p.requires_grad and not optimizer.state.get(p)]
         if not fresh:
@@ -32,16 +39,13 @@ def initialize_state(optimizer: Optimizer) -> None:
         for parameter in fresh if initial else []:
             on_device = bool(group.get("capturable"))
             optimizer.state[parameter] = {
-                key: _zeros_like(parameter)
+                # Copied from the host: zeros made on a lazy device would be operators of the first step, and of that
+                # one alone.
+                key: put(parameter, torch.zeros(parameter.shape, dtype=parameter.dtype))
                 if value is _ON_PARAMETER
                 else (value.to(parameter.device) if on_device else value.clone())
                 for key, value in initial.items()
             }
-
-
-def _zeros_like(parameter: nn.Parameter) -> Tensor:
-    # Copied from the host: zeros made on a lazy device would be operators of the first step, and of that one alone.
-    return torch.zeros(parameter.shape, dtype=parameter.dtype).to(parameter.device)
 
 
 def _initial_state(optimizer: Optimizer, group: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

@@ -488,7 +488,7 @@ class Trainer(Persistence, StepMethods):
 
     def _begin_training(self) -> None:
         for optimizer in self.optimizers.values():
-            initialize_state(optimizer)
+            initialize_state(optimizer, self.strategy.put_beside)
             self.strategy.place_optimizer(optimizer)
         if self.ema is not None:
             self.ema.start()
