@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import types
 import weakref
 from collections import OrderedDict, namedtuple
 from pathlib import Path
@@ -184,9 +185,35 @@ def test_damage_is_named(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"format": 1', '"format": 9'))
     with pytest.raises(CheckpointError, match="has format 9"):
         serialization.load(path)
-    path.write_bytes(content)
+    path.write_bytes(b"something else")
     with pytest.raises(CheckpointError, match="was not written by"):
         serialization.load(path)
+
+
+def test_what_pytorch_xla_wrote_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("torch_xla.utils.serialization")
+
+    class TensorReference:
+        def __init__(self, tid: int) -> None:
+            self.tid = tid
+
+    TensorReference.__module__, TensorReference.__qualname__ = module.__name__, "TensorReference"
+    module.TensorReference = TensorReference
+    for name in ("torch_xla", "torch_xla.utils"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    nest = OrderedDict(weight=TensorReference(0), more=[TensorReference(1), (TensorReference(0), "text", 3)])
+    torch.save(nest, tmp_path / "peer")
+    (tmp_path / "peer.tensors").mkdir()
+    for number in range(2):
+        torch.save(torch.full((2,), float(number)), tmp_path / "peer.tensors" / f"tensor_{number}.pt")
+    monkeypatch.undo()
+    found = serialization.load(tmp_path / "peer")
+    assert found["weight"] is found["more"][1][0]
+    assert (found["more"][0].tolist(), found["more"][1][1:]) == ([1, 1], ("text", 3))
+    torch.save({"thing": Thing(torch.ones(1))}, tmp_path / "unsafe")
+    with pytest.raises(CheckpointError, match="holds more than tensors and plain data"):
+        serialization.load(tmp_path / "unsafe")
 
 
 @pytest.mark.parametrize(

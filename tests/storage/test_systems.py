@@ -3,6 +3,8 @@
 import builtins
 import http.server
 import importlib
+import json
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -84,8 +86,22 @@ def test_a_missing_bucket_is_said(bucket: str) -> None:
 
 class _Server(http.server.BaseHTTPRequestHandler):
     answers: list[int] = []
+    authorizations: list[str | None] = []
+
+    def do_POST(self) -> None:
+        """Give a token to whoever asks with signed credentials."""
+        asked = self.rfile.read(int(self.headers["Content-Length"]))
+        status, body = (
+            (200, b'{"access_token": "a-token", "expires_in": 3600}') if b"assertion=" in asked else (400, b"{}")
+        )
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
     def do_GET(self) -> None:
+        self.authorizations.append(self.headers["Authorization"])
         status = self.answers.pop(0) if self.answers else 200
         body = b'{"error": {"message": "said the server"}}' if status >= 400 else b"text"
         self.send_response(status)
@@ -106,7 +122,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://localhost:{server.server_port}")
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     gcsfs.core.GCSFileSystem.clear_instance_cache()
-    _Server.answers = []
+    _Server.answers, _Server.authorizations = [], []
     yield _Server.answers
     server.shutdown()
     thread.join()
@@ -123,6 +139,31 @@ def test_google_is_asked_again_after_a_transient_error(answering: list[int]) -> 
 def test_google_refuses(answering: list[int]) -> None:
     answering += [403]
     with pytest.raises(PermissionError, match="gs://bucket/file is refused(.|\n)*GOOGLE_APPLICATION_CREDENTIALS"):
+        storage.read("gs://bucket/file")
+
+
+def test_credentials_are_used(answering: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Those of a service account get a token from the server that the file names; the token goes with the request."""
+    assert storage.read("gs://bucket/file") == b"text"
+    assert _Server.authorizations == [None]
+    rsa = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.rsa")
+    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+    key = rsa.generate_private_key(65537, 2048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    account = {
+        "type": "service_account",
+        "client_email": "tests@example.org",
+        "private_key": key.decode(),
+        "project_id": "tests",
+        "token_uri": f"{os.environ['STORAGE_EMULATOR_HOST']}/token",
+    }
+    (tmp_path / "account.json").write_text(json.dumps(account))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
+    assert storage.read("gs://bucket/file") == b"text"
+    assert _Server.authorizations[1:] == ["Bearer a-token"]
+    answering += [403]
+    with pytest.raises(PermissionError, match="Credentials are those of .*account.json"):
         storage.read("gs://bucket/file")
 
 

@@ -3,11 +3,13 @@
     PATH                         the structure: JSON, with numbers in place of tensors
     PATH.tensors/tensor_0.pt     each tensor, as `torch.save` writes it
 
-Loading executes no code. Owns this layout; which Python types a structure may hold is the business of `encoding`.
+Loading executes no code. What PyTorch/XLA's `serialization.save` wrote, whose structure is a file of `torch.save`, is
+loaded too. Owns these layouts; which Python types a structure may hold is the business of `encoding`.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path as LocalPath
@@ -27,6 +29,8 @@ from xlatrainer.storage.systems import Path
 __all__ = ["load", "save"]
 
 _FORMAT = 1
+_ZIP = b"PK"  # what files of torch.save begin with
+_PEER_REFERENCE = "torch_xla.utils.serialization.TensorReference"
 
 
 def save(data: Any, path: Path, master_only: bool = True, global_master: bool = False) -> None:
@@ -73,13 +77,20 @@ def save(data: Any, path: Path, master_only: bool = True, global_master: bool = 
 def load(path: Path) -> Any:
     """What `save` was given, with its tensors on the CPU. They are read one after another, and no code is executed.
 
+    Args:
+        path: A path or URL; what PyTorch/XLA's `serialization.save` wrote will do, if it is a nest of dicts, lists and
+            tuples.
+
     Raises:
         CheckpointError: If a file is damaged, missing, or was not written by `save`; the message names it.
         FileNotFoundError: If there is nothing at `path`.
     """
     shown = os.fspath(path)
+    content = storage.read(path)
+    if content.startswith(_ZIP):
+        return _load_peer(content, path)
     try:
-        about = json.loads(storage.read(path))
+        about = json.loads(content)
         known = about["format"] == _FORMAT
     except (ValueError, TypeError, KeyError):
         raise CheckpointError(f"{shown} was not written by xlatrainer's serialization.save, or is damaged") from None
@@ -87,6 +98,41 @@ def load(path: Path) -> Any:
         raise CheckpointError(f"{shown} has format {about['format']}, this xlatrainer reads format {_FORMAT}")
     folder = _folder_of(path)
     return decode(about["tree"], [_read_tensor(folder, number) for number in range(about["tensors"])])
+
+
+class _TensorReference:
+    """Stands for a tensor in what PyTorch/XLA wrote.
+
+    Attributes:
+        tid: Its number.
+    """
+
+    tid: int
+
+
+def _load_peer(content: bytes, path: Path) -> Any:
+    """What PyTorch/XLA wrote; only its reference to a tensor and what `torch.load` holds to be safe is unpickled."""
+    try:
+        with torch.serialization.safe_globals([(_TensorReference, _PEER_REFERENCE)]):
+            tree = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"{os.fspath(path)} is damaged, or holds more than tensors and plain data: {error}"
+        ) from error
+    tensors: dict[int, Tensor] = {}
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, _TensorReference):
+            if value.tid not in tensors:
+                tensors[value.tid] = _read_tensor(_folder_of(path), value.tid)
+            return tensors[value.tid]
+        if isinstance(value, dict):
+            return type(value)((key, filled(item)) for key, item in value.items())
+        if isinstance(value, list | tuple):
+            return type(value)(filled(item) for item in value)
+        return value
+
+    return filled(tree)
 
 
 class _SharedTensors(TensorTable):

@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from xlatrainer.data.position import ResumableBatches
 from xlatrainer.data.tfrecord import Feature, TfRecordDataset, TfRecordIterableDataset, TfRecordWriter
+from xlatrainer.data.tfrecord import dataset as dataset_module
 from xlatrainer.data.tfrecord import index as index_module
 from xlatrainer.errors import RecordError
 
@@ -51,6 +53,28 @@ def test_by_index(tmp_path: Path) -> None:
     loader = DataLoader(dataset, batch_size=5, num_workers=2)
     assert [batch["number"].tolist() for batch in loader] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
     assert pickle.loads(pickle.dumps(dataset))[3]["text"] == "number 3"
+
+
+def test_a_position_is_gone_on_from_without_reading_what_was_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = TfRecordDataset(fill(tmp_path), {"number": NUMBER})
+    loader = DataLoader(dataset, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(0))
+    first = ResumableBatches(loader)
+    drawn = iter(first)
+    next(drawn)
+    next(drawn)
+    state = first.state_dict()
+    rest = [batch["number"].tolist() for batch in drawn]
+    second = ResumableBatches(loader)
+    second.load_state_dict(state)
+    read = []
+    real = dataset_module.files.read
+    monkeypatch.setattr(dataset_module.files, "read", lambda *arguments: read.append(arguments) or real(*arguments))
+    assert [batch["number"].tolist() for batch in second] == rest
+    assert len(read) == 6
+    assert not TfRecordDataset(dataset.paths, transform=dict).is_deterministic
+    assert not TfRecordDataset(dataset.paths, {"number": Feature(torch.int64, transform=int)}).is_deterministic
 
 
 def test_the_index_is_stored_and_follows_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

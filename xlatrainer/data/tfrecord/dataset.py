@@ -35,6 +35,11 @@ class _Decoder:
         self._transform = transform
         self._parser = ExampleParser(self._features)
 
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether no function of the user's takes part."""
+        return self._transform is None and all(each.transform is None for each in (self._features or {}).values())
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_parser": None}
 
@@ -84,6 +89,11 @@ class TfRecordDataset(Dataset[Any]):
         self._decode = _Decoder(features, transform)
         self._offsets = [index_of(path, index == "store") for path in self.paths]
         self._ends = np.cumsum([len(each) - 1 for each in self._offsets]).tolist()
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether a sample is known to depend on its index alone, as it does without transforms."""
+        return self._decode.is_deterministic
 
     def __len__(self) -> int:
         return int(self._ends[-1])
