@@ -38,6 +38,7 @@ WRONG_INPUTS_EXCEPTIONS: dict[str, str] = {}
 
 _HALF = "half precision, which torch takes on CUDA though not on the CPU, is trained in on GPU and TPU"
 DTYPE_EXCEPTIONS = {
+    "histc": "of integers, which torch takes on CUDA though not on the CPU, and transformers counts on it",
     "max_pool2d_with_indices_backward": "autograd calls gradients with the dtypes that the operator took",
     "nn.functional.max_pool1d": "of integers, which torch makes of max_pool2d on other devices than the CPU",
     "_upsample_bilinear2d_aa": _HALF,

@@ -28,6 +28,23 @@ def _matrix(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(107, 96), (31, 45)], ids=str)
+def test_images_of_float64_are_resized_in_float64(mode: str, size: tuple[int, int]) -> None:
+    """Which pixel is the nearest, and by how much, is not for float32 to say: 96 to 107 rows picks others there."""
+    image = _matrix(2, 3, 96, 112).double().requires_grad_()
+    on_xla = image.detach().to("xla").requires_grad_()
+    expected, result = (torch.nn.functional.interpolate(x, size, mode=mode) for x in (image, on_xla))
+    torch.testing.assert_close(result.detach().cpu(), expected.detach(), rtol=1e-12, atol=1e-12)
+    if mode == "nearest":  # whose gradient the CPU computes with places in float32, which are not those of its forward
+        return
+    expected.square().sum().backward()
+    result.square().sum().backward()
+    assert image.grad is not None
+    assert on_xla.grad is not None
+    torch.testing.assert_close(on_xla.grad.cpu(), image.grad, rtol=1e-11, atol=1e-11)
+
+
 def test_frexp_of_subnormal_and_infinite_numbers() -> None:
     numbers = [0.0, -0.0, 1.0, -3.0, INF, -INF, NAN, 1e-38, -1e-42, 3e38]
     _assert_same(torch.frexp, torch.tensor(numbers))
@@ -60,6 +77,15 @@ HISTOGRAMS = {
 @pytest.mark.parametrize("name", HISTOGRAMS)
 def test_histogram(name: str) -> None:
     _assert_same(*HISTOGRAMS[name])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
+def test_integers_are_counted_as_on_gpus(dtype: torch.dtype) -> None:
+    """The CPU refuses them, and transformers asks for them on every other device."""
+    numbers = torch.tensor([0, 1, 1, 3, 7, 2, 1])
+    counts = torch.histc(numbers.to("xla", dtype), bins=4, min=0, max=3)
+    assert counts.dtype is dtype
+    assert counts.tolist() == torch.histc(numbers.float(), bins=4, min=0, max=3).tolist() == [1, 3, 1, 1]
 
 
 @pytest.mark.parametrize("driver", [None, "gels", "gelsy"])

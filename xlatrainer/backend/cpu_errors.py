@@ -39,8 +39,13 @@ _HALF_OPERATORS = """
     _upsample_bilinear2d_aa avg_pool3d multi_margin_loss multilabel_margin_loss_forward polygamma round.decimals
     rrelu_with_noise_ rrelu_with_noise_functional
     """
-_HALF_ELSEWHERE = frozenset(f"aten::{name}" for name in _HALF_OPERATORS.split())
 _HALF = (torch.float16, torch.bfloat16)
+# Libraries take the CPU for the exception: transformers counts with an integer `histc` on all other devices.
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_ELSEWHERE = {
+    **{f"aten::{name}": _HALF for name in _HALF_OPERATORS.split()},
+    "aten::histc": _INTEGERS,
+}
 
 _REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 
@@ -80,7 +85,8 @@ def _can_ask(overload: Any) -> bool:
 def _dtype_error(overload: Any, args: Any, kwargs: Any, result: Any) -> Exception | None:
     """What the CPU says of the dtypes; the same dtypes are asked for once."""
     tensors = list(_tensors((args, kwargs)))
-    if overload.name() in _HALF_ELSEWHERE and any(tensor.dtype in _HALF for tensor in tensors):
+    taken = _ELSEWHERE.get(overload.name(), ())
+    if any(tensor.dtype in taken for tensor in tensors):
         return None
     key = (overload, torch.get_default_dtype(), _kinds(args), _kinds(tuple(kwargs.items())))
     nothing = any(tensor.numel() == 0 for tensor in tensors)  # for which many CPU kernels return before they look

@@ -15,34 +15,38 @@ _SCALES = ("scales", "scales_d", "scales_h", "scales_w")
 CUBIC = -0.75  # torch's coefficient of cubic convolution
 
 
-def _step(size, length, scale, align_corners):
-    """Input elements to one output element, in float32 as torch's kernels have it."""
+# In all that follows `real` is the type that places are computed in, since a place decides between two neighbours: that
+# of torch's kernels, float64 for images of float64 and float32 for all others.
+
+
+def _step(size, length, scale, align_corners, real):
+    """Input elements to one output element."""
     if align_corners:
-        return np.float32((size - 1) / (length - 1)) if length > 1 else np.float32(0)
-    return np.float32(1 / scale if scale else size / length)
+        return real((size - 1) / (length - 1)) if length > 1 else real(0)
+    return real(1 / scale if scale else size / length)
 
 
-def _nearest(size, length, scale, exact):
+def _nearest(size, length, scale, exact, real):
     """For each output the input that it shows."""
-    places = np.arange(length, dtype=np.float32) + np.float32(0.5 if exact else 0)
-    return np.minimum((places * _step(size, length, scale, False)).astype(np.int64), size - 1)
+    places = np.arange(length, dtype=real) + real(0.5 if exact else 0)
+    return np.minimum((places * _step(size, length, scale, False, real)).astype(np.int64), size - 1)
 
 
-def _linear(size, length, scale, align_corners):
+def _linear(size, length, scale, align_corners, real):
     """Matrix of linear interpolation, outputs by inputs."""
-    step = _step(size, length, scale, align_corners)
-    places = np.arange(length, dtype=np.float32)
-    places = places * step if align_corners else np.maximum((places + np.float32(0.5)) * step - np.float32(0.5), 0)
+    step = _step(size, length, scale, align_corners, real)
+    places = np.arange(length, dtype=real)
+    places = places * step if align_corners else np.maximum((places + real(0.5)) * step - real(0.5), 0)
     first = np.minimum(places.astype(np.int64), size - 1)
     share = np.clip(places - first, 0, 1)
     return _matrix(size, [(first, 1 - share), (np.minimum(first + 1, size - 1), share)])
 
 
-def _cubic(size, length, scale, align_corners):
+def _cubic(size, length, scale, align_corners, real):
     """Matrix of cubic convolution over four inputs, those beyond the border taken from the border."""
-    step = _step(size, length, scale, align_corners)
-    places = np.arange(length, dtype=np.float32)
-    places = places * step if align_corners else (places + np.float32(0.5)) * step - np.float32(0.5)
+    step = _step(size, length, scale, align_corners, real)
+    places = np.arange(length, dtype=real)
+    places = places * step if align_corners else (places + real(0.5)) * step - real(0.5)
     first = np.floor(places)
     share = (places - first).astype(np.float64)
     taps = []
@@ -57,8 +61,8 @@ def _cubic(size, length, scale, align_corners):
 def _antialiased(support, kernel):
     """Makes matrices of a filter that is stretched when the image shrinks, so that every input counts."""
 
-    def make(size, length, scale, align_corners):
-        step = float(_step(size, length, scale, align_corners))
+    def make(size, length, scale, align_corners, real):
+        step = float(_step(size, length, scale, align_corners, real))
         stretch = max(step, 1.0)
         center = step * (np.arange(length) + 0.5)
         reach = support * stretch
@@ -105,21 +109,23 @@ def _multiplied(array, matrices):
     return result.astype(array.dtype)
 
 
-def _by_dim(make, sizes, lengths, scales, option):
+def _by_dim(make, sizes, lengths, scales, option, dtype):
     scales = scales or [None] * len(sizes)
-    return [make(*dim, option) for dim in zip(sizes, lengths, scales, strict=True)]
+    real = np.float64 if dtype == np.float64 else np.float32
+    return [make(*dim, option, real) for dim in zip(sizes, lengths, scales, strict=True)]
 
 
 def _register_nearest(name, exact):
     @lowering(name, static=_SCALES)
     def forward(self, output_size, *scales):
-        for axis, places in enumerate(_by_dim(_nearest, self.shape[2:], output_size, scales, exact), start=2):
+        chosen = _by_dim(_nearest, self.shape[2:], output_size, scales, exact, self.dtype)
+        for axis, places in enumerate(chosen, start=2):
             self = jnp.take(self, places, axis=axis)
         return self
 
     @lowering(f"{name}_backward", static=_SCALES)
     def backward(grad_output, output_size, input_size, *scales):
-        chosen = _by_dim(_nearest, input_size[2:], output_size, scales, exact)
+        chosen = _by_dim(_nearest, input_size[2:], output_size, scales, exact, grad_output.dtype)
         return _multiplied(
             grad_output, [np.eye(size)[:, places] for size, places in zip(input_size[2:], chosen, strict=True)]
         )
@@ -128,11 +134,11 @@ def _register_nearest(name, exact):
 def _register_smooth(name, make):
     @lowering(name, static=_SCALES)
     def forward(self, output_size, align_corners, *scales):
-        return _multiplied(self, _by_dim(make, self.shape[2:], output_size, scales, align_corners))
+        return _multiplied(self, _by_dim(make, self.shape[2:], output_size, scales, align_corners, self.dtype))
 
     @lowering(f"{name}_backward", static=_SCALES)
     def backward(grad_output, output_size, input_size, align_corners, *scales):
-        matrices = _by_dim(make, input_size[2:], output_size, scales, align_corners)
+        matrices = _by_dim(make, input_size[2:], output_size, scales, align_corners, grad_output.dtype)
         return _multiplied(grad_output, [matrix.T for matrix in matrices])
 
 
