@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,23 @@ def test_fake_data_and_the_reports(tmp_path: Path) -> None:
     assert lines[0] == "MNISTNet on xla:0, 2,048 digits to train, 512 to test"
     assert any(re.search(r"total +21,900 +parameters", line) for line in lines)
     assert "Epoch 2/2" in out
-    assert "real devices: ['CPU:0']" in out
+    assert "real devices: ['CPU:0'" in out
     assert re.search(r"Execute +40$", out, re.MULTILINE)  # 16 batches to train and 4 to test, twice
     assert re.fullmatch(r"examples/s: [\d,]+", lines[-3])
     assert lines[-2] == "compilations: 2"  # the training step, the test batches
     assert re.fullmatch(r"test accuracy: \d+\.\d\d%", lines[-1])
     assert (tmp_path / "scalars.csv").read_text().count("\n") == 3
+
+
+def test_a_cache_of_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mnist, "fake_digits", partial(mnist.fake_digits, 128, 64))
+    arguments = ["--fake-data", "--epochs", "1", "--batch-size", "64", "--dscache_dir", str(tmp_path)]
+    first = mnist.main(arguments)
+    assert len(list((tmp_path / "train").rglob("*.sample"))) == 128
+    assert len(list((tmp_path / "test").rglob("*.sample"))) == 64
+    written = max(path.stat().st_mtime_ns for path in tmp_path.rglob("*.sample"))
+    assert mnist.main(arguments) == first
+    assert max(path.stat().st_mtime_ns for path in tmp_path.rglob("*.sample")) == written
 
 
 @pytest.mark.slow
