@@ -35,8 +35,9 @@ def own_threads() -> list[str]:
     return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("xlatrainer"))
 
 
-def ended_within_a_second() -> bool:
-    until = time.monotonic() + 1.0
+def ended_within(seconds: float = 1.0) -> bool:
+    """Whether the threads are gone after so long; workers are given more, on a machine with much to do."""
+    until = time.monotonic() + seconds
     while own_threads() and time.monotonic() < until:
         time.sleep(0.01)
     return not own_threads()
@@ -106,7 +107,7 @@ def test_an_error_of_the_source_comes_in_its_place_with_its_traceback() -> None:
         next(iterator)
     assert "__getitem__" in [frame.name for frame in traceback.extract_tb(caught.tb)]
     assert list(iterator) == []
-    assert ended_within_a_second()
+    assert ended_within()
 
 
 @pytest.mark.multiprocess
@@ -115,7 +116,7 @@ def test_an_error_of_a_worker() -> None:
     assert [next(iterator).tolist(), next(iterator).tolist()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     with pytest.raises(KeyError, match=r"(?s)in DataLoader worker process.*__getitem__.*no example 9"):
         next(iterator)
-    assert ended_within_a_second()
+    assert ended_within(3.0)
 
 
 @pytest.mark.multiprocess
@@ -124,7 +125,7 @@ def test_a_dead_worker_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="worker"):
         list(iterator)
     del iterator
-    assert ended_within_a_second()
+    assert ended_within(3.0)
 
 
 @pytest.mark.parametrize("movers", [1, 3])
@@ -139,7 +140,7 @@ def test_an_error_of_the_move_comes_in_its_place(movers: int) -> None:
     with pytest.raises(MemoryError, match="the device is full") as caught:
         next(iterator)
     assert "move" in [frame.name for frame in traceback.extract_tb(caught.tb)]
-    assert ended_within_a_second()
+    assert ended_within()
 
 
 def test_stop_iteration_of_the_move_is_no_end() -> None:
@@ -184,7 +185,7 @@ def test_the_threads_end(how: str, workers: int) -> None:
         knot.append(knot)
         del iterator, knot
         gc.collect()
-    assert ended_within_a_second()
+    assert ended_within(3.0 if workers else 1.0)
     if how in ("close", "close the loader", "again"):
         with pytest.raises(
             RuntimeError, match="there are no batches any more in this pass: (it was closed|another one)"
@@ -218,7 +219,7 @@ def test_what_was_prepared_is_let_go_of() -> None:
     batches = prefetched(range(100), move)
     for _ in batches:
         break
-    assert ended_within_a_second()
+    assert ended_within()
     del _
     assert [ref for ref in made if ref() is not None] == []
 
