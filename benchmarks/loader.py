@@ -86,6 +86,32 @@ def _training(layers: int) -> Any:
     return train
 
 
+def _fitting(layers: int) -> Any:
+    """The same by a Trainer, which places batches and ends steps itself."""
+    import torch
+    from torch import nn
+
+    import xlatrainer as xla
+
+    class Clock(xla.callbacks.Callback):
+        start = 0.0
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if batch == 1:
+                self.start = time.perf_counter()
+
+    torch.manual_seed(0)
+    clock = Clock()
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+    trainer = xla.Trainer(model, torch.optim.SGD(model.parameters(), lr=1e-3), "mse", callbacks=[clock])
+
+    def train(batches: Iterable[Any]) -> float:
+        trainer.fit(batches, verbose=0)
+        return clock.start
+
+    return train
+
+
 def _milliseconds(train: Any, batches: Iterable[Any]) -> float:
     import xlatrainer as xla
 
@@ -121,20 +147,26 @@ def run(options: argparse.Namespace) -> None:
     with runtime.undisturbed():
         train, layers = _of_length(options.step, batch)
         slow = Asleep(batch, options.loader)
-        contenders: dict[str, Iterable[Any]] = {
-            "alone": MpDeviceLoader(SampleGenerator(batch, BLOCK)),
-            "asleep": MpDeviceLoader(slow),
-            "a worker": MpDeviceLoader(_workers(options.loader)),
-            "asleep, without threads": _WithoutThreads(slow),
+        at_hand, workers, fit = SampleGenerator(batch, BLOCK), _workers(options.loader), _fitting(layers)
+        contenders: dict[str, tuple[Any, Iterable[Any]]] = {
+            "alone": (train, MpDeviceLoader(at_hand)),
+            "asleep": (train, MpDeviceLoader(slow)),
+            "a worker": (train, MpDeviceLoader(workers)),
+            "asleep, without threads": (train, _WithoutThreads(slow)),
+            "fit, alone": (fit, at_hand),
+            "fit, asleep": (fit, slow),
+            "fit, a worker": (fit, workers),
+            "fit, a worker, MpDeviceLoader": (fit, MpDeviceLoader(workers)),
         }
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)  # the worker
         taken: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(options.rounds + 1):
-            for name, batches in contenders.items():
-                taken[name].append(_milliseconds(train, batches))
+            for name, (function, batches) in contenders.items():
+                taken[name].append(_milliseconds(function, batches))
     medians = {name: statistics.median(values[1:]) for name, values in taken.items()}
     print(f"A step of {layers} layers, a loader of {options.loader:g} ms a batch; blocks of {BLOCK} steps:\n")
-    rows = [[name, f"{value:.1f}", f"{value / medians['alone']:.3f}"] for name, value in medians.items()]
+    alone = {name: medians["fit, alone" if name.startswith("fit") else "alone"] for name in medians}
+    rows = [[name, f"{value:.1f}", f"{value / alone[name]:.3f}"] for name, value in medians.items()]
     print(table(["loader", "ms a step", "of the step alone"], rows))
     finish("loader", {"milliseconds": medians, "all": taken}, options.json)
 
