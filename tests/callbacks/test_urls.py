@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,11 @@ def test_csv_and_json(bucket: str) -> None:
     assert names(f"{bucket}/new") == ["log.csv"]
 
 
-def test_tensorboard(bucket: str, tmp_path: Path) -> None:
+def test_tensorboard(bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    trainer().fit(BATCHES, epochs=3, callbacks=[TensorBoard(f"{bucket}/logs")], verbose=0)
+    trainer().fit(BATCHES, epochs=3, callbacks=[TensorBoard(f"{bucket}/logs", profile_batch=2)], verbose=0)
+    (url,) = re.findall(r"Profile of the steps 2 to 2: (gs://\S+)", capsys.readouterr().out)
+    assert storage.stat(url).size
     (file,) = storage.list_folder(f"{bucket}/logs/train")
     (tmp_path / file.name).write_bytes(storage.read(file.path))
     events = event_accumulator.EventAccumulator(str(tmp_path)).Reload()

@@ -17,14 +17,17 @@ __all__ = ["Profiler", "StepTrace"]
 class StepTrace:
     """A trace by jax's profiler of the steps from `first` to `last`, counted by `trainer.step` from 1.
 
+    It is written to `log_dir`, a path or URL, or a `Mirror` whose files another sends.
+
     Raises:
         ValueError: If the range is empty.
     """
 
-    def __init__(self, log_dir: str | os.PathLike[str], first: int, last: int) -> None:
+    def __init__(self, log_dir: str | os.PathLike[str] | Mirror, first: int, last: int) -> None:
         if not 1 <= first <= last:
             raise ValueError(f"the steps to profile are (first, last) with 1 <= first <= last, got {(first, last)}")
-        self._mirror = Mirror(log_dir)
+        self._mirror = log_dir if isinstance(log_dir, Mirror) else Mirror(log_dir)
+        self._is_own = self._mirror is not log_dir
         self.first = first
         self.last = last
         self.path: Path | str | None = None
@@ -61,7 +64,8 @@ class StepTrace:
             raise RuntimeError(f"jax's profiler was stopped, but there is no new *.xplane.pb below {folder}")
         shown = self._mirror.shown(files[-1])
         self.path = shown if "://" in shown else Path(shown)
-        self._mirror.close()
+        if self._is_own:
+            self._mirror.close()
         print(f"Profile of the steps {self.first} to {self.last}: {self.path}")
 
 

@@ -101,7 +101,7 @@ class TensorBoard(Callback):
         self._batches.begin(self.trainer.step)
         self._counters = counters.snapshot()
         self._latest: dict[str, float] = {}
-        self._trace = None if self.profile_batch is None else StepTrace(self._mirror.folder, *self.profile_batch)
+        self._trace = None if self.profile_batch is None else StepTrace(self._mirror, *self.profile_batch)
         if self.histogram_freq and self.histogram_gradients:
             self.trainer.keep_gradients = True
         if self.write_graph is not None:

@@ -1,6 +1,6 @@
 """Batches on the host and on their way to the device; the files that they come from, and those that keep tensors."""
 
-from xlatrainer.data import gcsfs, serialization
+from xlatrainer.data import gcsfs, images, serialization
 from xlatrainer.data.batch import Batch
 from xlatrainer.data.cached_dataset import CachedDataset
 from xlatrainer.data.device_loader import MpDeviceLoader, ParallelLoader, send_cpu_data_to_device, shard_batch
@@ -29,6 +29,7 @@ __all__ = [
     "TfRecordReader",
     "TfRecordWriter",
     "gcsfs",
+    "images",
     "save",
     "send_cpu_data_to_device",
     "serialization",
