@@ -115,6 +115,7 @@ LAYERS = (
             "xlatrainer.backend.counters",
             "xlatrainer.backend.measurements",
             "xlatrainer.backend.host_memory",
+            "xlatrainer.backend.processes",
         )
     ),
     Layer(("xlatrainer.backend.dtypes", "xlatrainer.backend._private_api")),

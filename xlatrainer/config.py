@@ -117,6 +117,16 @@ SETTINGS: dict[str, Setting] = {
         "",
         "the file of credentials for gs:// (read by Google's library); empty: gcloud's, or the machine's",
     ),
+    "rank": Setting("RANK", -1, "this process's number among those that form one computation, as torchrun sets it"),
+    "world_size": Setting("WORLD_SIZE", 1, "how many processes form one computation, as torchrun sets it"),
+    "master_addr": Setting("MASTER_ADDR", "", "the machine of process 0, as torchrun sets it"),
+    "master_port": Setting("MASTER_PORT", 0, "the port of the store on it, as torchrun sets it"),
+    "agent_store": Setting("TORCHELASTIC_USE_AGENT_STORE", "", "True, set by torchrun, if it keeps that store itself"),
+    "restart_count": Setting("TORCHELASTIC_RESTART_COUNT", 0, "how often torchrun has started the processes anew"),
+    "join_seconds": Setting("XLATRAINER_JOIN_SECONDS", 120, "how long a process waits for the others to start"),
+    "heartbeat_seconds": Setting(
+        "XLATRAINER_HEARTBEAT_SECONDS", 30, "after how long without a sign of life a process counts as dead"
+    ),
     "local_rank": Setting(
         "LOCAL_RANK", -1, "this process's number on its machine, as torchrun sets it: number 0 writes files"
     ),

@@ -89,3 +89,7 @@ class RecordError(RuntimeError):
         self.path = path
         self.record = record
         self.offset = offset
+
+
+class ProcessesError(RuntimeError):
+    """The processes of one computation did not find each other, or one of them has failed."""

@@ -17,7 +17,7 @@ import torch
 from jax.experimental import multihost_utils
 
 from xlatrainer import config
-from xlatrainer.backend import counters, measurements
+from xlatrainer.backend import counters, measurements, processes
 from xlatrainer.backend.dtypes import from_numpy, to_numpy
 from xlatrainer.backend.host_memory import keep_freed_memory
 
@@ -53,6 +53,7 @@ def local_devices() -> list[Any]:
             f"PJRT_DEVICE={name!r}: not a platform; accepted are {accepted}, or nothing for the best there is"
         )
     _make_cpu_devices()
+    processes.join()
     return jax.local_devices(backend=_PLATFORMS[name.upper()])
 
 
