@@ -164,6 +164,36 @@ def test_each_record_once_among_replicas(tmp_path: Path, world_size: int, shuffl
     assert sorted(found) == list(range(12))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_goes_on(tmp_path: Path, workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    decoded = []
+
+    def loader() -> Any:
+        dataset = TfRecordIterableDataset(
+            fill(tmp_path), {"number": NUMBER}, transform=decoded.append if workers == 0 else None, shuffle_buffer=4
+        )
+        dataset.set_epoch(1)
+        return stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=workers)
+
+    first = loader()
+    samples = iter(first)
+    before = [next(samples) for _ in range(5)]
+    state = first.state_dict()
+    rest = list(samples)
+    assert len(before) + len(rest) == 12
+    decoded_before = list(decoded)
+    decoded.clear()
+    second = loader()
+    second.load_state_dict(state)
+    assert list(second) == rest
+    assert decoded == decoded_before[5:]
+    assert len(list(second)) == 12
+    third = loader()
+    third.load_state_dict(first.state_dict())  # of a pass that is over
+    assert len(list(third)) == 12
+
+
 def test_files_in_turns(tmp_path: Path) -> None:
     dataset = TfRecordIterableDataset(fill(tmp_path), {"number": NUMBER}, interleave=3)
     assert numbers(dataset) == [0, 4, 1, 5, 11, 2, 6, 3, 7, 8, 9, 10]

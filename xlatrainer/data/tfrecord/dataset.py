@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 import random
 from bisect import bisect_right
@@ -176,6 +177,7 @@ class TfRecordIterableDataset(IterableDataset[Any]):
         self._seed, self._epoch = seed, 0
         self._rank, self._world_size = rank, world_size
         self._damage = damage_of(on_damage)
+        self._given = self._skipped = 0
 
     @property
     def num_damaged(self) -> int:
@@ -185,6 +187,14 @@ class TfRecordIterableDataset(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of an epoch; without it, each has the one of epoch 0."""
         self._epoch = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        """The place in the epoch, for torchdata's `StatefulDataLoader`: the epoch and the samples given in it."""
+        return {"epoch": self._epoch, "given": self._given}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Let the next pass go on at a place: the records before it are read, but not decoded."""
+        self._epoch, self._skipped = state["epoch"], state["given"]
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -199,8 +209,14 @@ class TfRecordIterableDataset(IterableDataset[Any]):
             records = (each for turn, each in enumerate(records) if turn % readers == reader)
         if self._shuffle_buffer:
             records = _shuffled(records, self._shuffle_buffer, random.Random(f"{self._seed} {self._epoch} {reader}"))
+        self._given, self._skipped = self._skipped, 0
+        return self._samples(itertools.islice(records, self._given, None))
+
+    def _samples(self, records: Iterator[tuple[str, int, bytes]]) -> Iterator[Any]:
         for path, number, record in records:
-            yield _located(self._decode, record, path, number)
+            sample = _located(self._decode, record, path, number)
+            self._given += 1
+            yield sample
 
     def _records(self, paths: Sequence[str]) -> Iterator[tuple[str, int, bytes]]:
         """The records of these files, of `interleave` of them in turns: path, number and data."""

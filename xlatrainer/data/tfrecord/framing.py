@@ -39,7 +39,7 @@ def crc_function() -> Callable[[Any], int]:
     Raises:
         ImportError: If google-crc32c is not installed; the message has the command.
     """
-    return require("google_crc32c", "TFRecord files", 'pip install "xlatrainer[tfrecord]"').value
+    return require("google_crc32c", "reading or writing TFRecord files", 'pip install "xlatrainer[tfrecord]"').value
 
 
 def masked(crc: int) -> int:
@@ -81,6 +81,7 @@ class Source:
 
     Raises:
         FileNotFoundError: If there is no such file.
+        ImportError: If google-crc32c is not installed.
         ValueError: For another compression, or a buffer size below 1.
     """
 
@@ -89,6 +90,7 @@ class Source:
             raise ValueError(f"the compression {compression!r} is none of {', '.join(map(repr, COMPRESSIONS))}")
         if buffer_size < 1:
             raise ValueError(f"buffer_size must be at least 1, got {buffer_size}")
+        crc_function()  # an error now, not at the first record
         self.path = os.fspath(path)
         self.compression = compression
         raw: Any = open_file(path, "rb")
