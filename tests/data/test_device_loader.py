@@ -1,6 +1,8 @@
 """Batches on the device: nests of all kinds, the ends of steps, shards, and what the arguments may be."""
 
 import itertools
+import threading
+import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -378,13 +380,26 @@ def iter_of(dataset: TensorDataset) -> Iterator[Any]:
     yield from DataLoader(dataset, 8)
 
 
-def test_an_error_in_a_trainer_leaves_no_thread() -> None:
-    class Fails(xla.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any) -> None:
-            raise LookupError("in the midst")
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_test_batch_end", "on_predict_batch_end"])
+def test_an_error_in_a_trainer_leaves_no_thread(hook: str) -> None:
+    """Though its traceback, which is kept here, holds all that the loop has held."""
 
-    with pytest.raises(LookupError, match="in the midst"):
-        trainer().fit(MpDeviceLoader(DataLoader(examples(), 2)), callbacks=[Fails()], verbose=0)
+    def fail(*_: Any, **__: Any) -> None:
+        raise LookupError("in the midst")
+
+    callback = xla.callbacks.LambdaCallback(**{hook: fail})
+    loaders = [MpDeviceLoader(DataLoader(examples(), 2)) for _ in range(2)]
+    if hook == "on_predict_batch_end":
+        with pytest.raises(LookupError, match="in the midst") as caught:
+            trainer().predict(loaders[0], callbacks=[callback], verbose=0)
+    else:
+        with pytest.raises(LookupError, match="in the midst") as caught:
+            trainer().fit(loaders[0], validation_data=loaders[1], callbacks=[callback], verbose=0)
+    until = time.monotonic() + 1.0
+    while any(thread.name.startswith("xlatrainer") for thread in threading.enumerate()) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("xlatrainer")] == []
+    assert caught.tb is not None
 
 
 @pytest.mark.parametrize("stopped", [3, 5, 7])

@@ -335,7 +335,8 @@ class Trainer(Persistence, StepMethods):
         if resumed is not None:
             load_state(self, resumed, everything=False)
         plan = FitPlan(batches, validation, initial_epoch, epochs, validation_freq, max_steps, resumed)
-        with hooks.guarded(), closing(batches), self.saver.guarded(), Interruption() as interruption:
+        loaders = closing(batches), closing(batches if validation is None else validation)
+        with hooks.guarded(), loaders[0], loaders[1], self.saver.guarded(), Interruption() as interruption:
             fit_loop(self, plan, hooks, interruption)
         if overfit_batches is not None and resolve_verbose(verbose):
             print(overfit_verdict(history, batches.num_batches))
