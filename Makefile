@@ -12,7 +12,7 @@ DEV := $(VENV)/.installed-dev
 MODELS := $(VENV)/.installed-models
 
 .DEFAULT_GOAL := help
-.PHONY: help mnist test operators test-models kill-test fuzz check format setup clean distclean
+.PHONY: help mnist test operators test-models kill-test test-sharding fuzz check format setup clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -29,6 +29,9 @@ operators: $(DEV)  ## compare every operator of torch's database with the CPU (m
 
 test-models: $(MODELS)  ## train models of torchvision, transformers and timm on both devices (long)
 	$(BIN)/python -m pytest -m models tests/models $(ARGS)
+
+test-sharding: $(DEV)  ## train with every strategy on eight CPU devices (minutes)
+	$(BIN)/python -m pytest -m "" tests/strategies tests/distributed $(ARGS)
 
 kill-test: $(DEV)  ## kill a training 20 times and compare it with one that was left alone (minutes)
 	$(BIN)/python -m pytest -m slow -s tests/trainer/test_kill.py $(ARGS)

@@ -38,7 +38,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Logits of shape (rows, vocabulary, length); the embedding and the head are one weight."""
 
-    def __init__(self, vocabulary: int = 64, width: int = 64, blocks: int = 2, length: int = 16) -> None:
+    def __init__(self, vocabulary: int = 64, width: int = 64, blocks: int = 1, length: int = 16) -> None:
         super().__init__()
         self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(*[Block(width, 4) for _ in range(blocks)])

@@ -19,8 +19,23 @@ def alone(kind: str) -> tuple[float, ...]:
     return tuple(trained(kind, "single")[1])
 
 
-@pytest.mark.parametrize("name", SEVERAL)
-@pytest.mark.parametrize("kind", ["cnn", "gpt"])
+# Each is compiled for eight devices, which takes seconds: `make test-sharding` runs all of them.
+OFTEN = {
+    ("cnn", "ddp"),
+    ("cnn", "fsdp"),
+    ("gpt", "fsdp"),
+    ("gpt", "hsdp"),
+    ("gpt", "zero2"),
+    ("gpt", "tensor_parallel"),
+}
+ALL = [
+    pytest.param(kind, name, marks=() if (kind, name) in OFTEN else pytest.mark.slow)
+    for kind in ("cnn", "gpt")
+    for name in SEVERAL
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
 def test_the_losses_of_one_device(kind: str, name: str) -> None:
     expected = alone(kind)
     before = {counter: xla.counters.value(counter) for counter in ("UncachedCompile", "Execute", "Replay", "MarkStep")}
@@ -33,19 +48,17 @@ def test_the_losses_of_one_device(kind: str, name: str) -> None:
     assert trainer.num_examples == 20 * 16
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 @pytest.mark.parametrize(
     "options",
     [
-        {"gradient_accumulation_steps": 4},
-        {"global_clipnorm": 0.1},
+        {"gradient_accumulation_steps": 4, "use_ema": True, "global_clipnorm": 0.1},
         {"steps_per_execution": 5},
-        {"use_ema": True},
         {"precision": "bf16-mixed"},
-        {"optimizer": "sgd", "learning_rate": 0.1},
-        {"optimizer": "adafactor"},  # whose state is no copy of the parameter
+        pytest.param({"optimizer": "sgd", "learning_rate": 0.1}, marks=pytest.mark.slow),
+        pytest.param({"optimizer": "adafactor"}, marks=pytest.mark.slow),  # whose state is no copy of the parameter
     ],
-    ids=lambda options: next(iter(options)) + ("" if len(options) == 1 else "s"),
+    ids=lambda options: "_".join(options),
 )
 def test_with_what_else_a_trainer_does(options: dict[str, Any], strategy: str) -> None:
     one, expected = trained("gpt", "single", **options)
@@ -57,7 +70,7 @@ def test_with_what_else_a_trainer_does(options: dict[str, Any], strategy: str) -
     )
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_rows_that_the_devices_do_not_divide(strategy: str) -> None:
     data = batches("gpt", 3) + batches("gpt", 1, rows=5)
     one, expected = trained("gpt", "single", data)

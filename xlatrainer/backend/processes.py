@@ -65,8 +65,8 @@ def _coordinator(rank: int, waits: int) -> str:
     host, port = str(config.get("master_addr")), int(config.get("master_port"))
     if not host or port <= 0:
         raise ProcessesError(
-            "WORLD_SIZE and RANK say that there are several processes, but MASTER_ADDR and MASTER_PORT do not say where "
-            "the first of them listens; torchrun and xlatrainer.launch set all four"
+            "WORLD_SIZE and RANK say that there are several processes, but MASTER_ADDR and MASTER_PORT do not say "
+            "where the first of them listens; torchrun and xlatrainer.launch set all four"
         )
     serves = rank == 0 and str(config.get("agent_store")) != "True"
     key = _KEY + str(config.get("restart_count"))

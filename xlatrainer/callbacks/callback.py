@@ -62,11 +62,14 @@ class Callback:
         model: The model being trained.
         params: "epochs", "steps" (batches an epoch, None if unknown) and "verbose" of the current call.
         writes_files: Whether it writes files or sends values away; `fit(fast_dev_run=...)` leaves those out.
+        on_every_process: Whether it is called in each of several processes that train together; what writes or shows
+            what all of them know is called in the first alone.
         runs_last: Whether it is called after all those for which this is False, as what saves their state must be; only
             its `on_train_end` comes before theirs, since they may put other weights into the model then.
     """
 
     writes_files: bool = False
+    on_every_process: bool = True
     runs_last: bool = False
     num_calls: int = 0  # of `fit`, `evaluate` and `predict` that are going on, one within another
 

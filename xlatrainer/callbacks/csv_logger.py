@@ -30,6 +30,7 @@ class CSVLogger(Callback):
     """
 
     writes_files = True
+    on_every_process = False
 
     def __init__(self, filename: str | os.PathLike[str], separator: str = ",", append: bool = False) -> None:
         self.path = os.fspath(filename)

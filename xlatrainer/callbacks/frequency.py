@@ -39,6 +39,14 @@ class Frequency:
         elif not self.is_epoch:
             self.seconds = seconds_of(value)
 
+    def refuse_time(self, processes: int) -> None:
+        """Raise `ValueError` for a time where several processes train together, whose clocks are not one."""
+        if self.seconds is not None and processes > 1:
+            raise ValueError(
+                f"{processes} processes train together and would not find the same step by the clock: give a number of "
+                f'steps, or "epoch"'
+            )
+
     def begin(self, step: int) -> None:
         """Count from this step, and from now."""
         self._step = step

@@ -26,6 +26,7 @@ class JSONLogger(Callback):
     """
 
     writes_files = True
+    on_every_process = False
 
     def __init__(self, filename: str | os.PathLike[str], append: bool = False) -> None:
         self.path = os.fspath(filename)

@@ -34,6 +34,7 @@ class MLflowLogger(Callback):
     """
 
     writes_files = True
+    on_every_process = False
 
     def __init__(
         self,

@@ -48,6 +48,8 @@ class ProgbarLogger(Callback):
     epochs in which programs were compiled say how many.
     """
 
+    on_every_process = False
+
     def __init__(self) -> None:
         self._bar: _Bar | None = None
         self._in_fit = False

@@ -60,6 +60,7 @@ class TensorBoard(Callback):
     """
 
     writes_files = True
+    on_every_process = False
 
     def __init__(
         self,
@@ -102,6 +103,11 @@ class TensorBoard(Callback):
         self._counters = counters.snapshot()
         self._latest: dict[str, float] = {}
         self._trace = None if self.profile_batch is None else StepTrace(self._mirror, *self.profile_batch)
+        if self.histogram_freq and self.trainer.strategy.process[1] > 1:
+            raise ValueError(
+                "histogram_freq needs all of each parameter in the process that writes, and several processes train "
+                "together: leave it at 0, and look at the weights of a checkpoint"
+            )
         if self.histogram_freq and self.histogram_gradients:
             self.trainer.keep_gradients = True
         if self.write_graph is not None:

@@ -29,6 +29,7 @@ class WandbLogger(Callback):
     """
 
     writes_files = True
+    on_every_process = False
 
     def __init__(
         self,

@@ -6,12 +6,14 @@ are made of data belongs to `adapters`, their weights by class to `class_weight`
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from xlatrainer.data.adapters import as_batches, is_endless, is_one_shot, kind_of, length_of
 from xlatrainer.data.batch import plain_batch
 from xlatrainer.data.position import ResumableBatches, set_epoch
+from xlatrainer.data.process_share import PartOfBatch, share_of
 
 __all__ = ["EpochIterator", "grouped"]
 
@@ -106,6 +108,12 @@ class EpochIterator:
         """Whether it is gone through once: an iterator, which cannot start anew."""
         return self._one_shot
 
+    def share(self, index: int, count: int, parts: int) -> None:
+        """Let process `index` of `count` draw its own parts of the batches where that can be: see `share_of`."""
+        if count > 1:
+            self._batches = share_of(self._batches, index, count, parts)
+            self._position = ResumableBatches(self._batches)
+
     def begin_epoch(self, epoch: int) -> bool:
         """Say that epoch number `epoch` begins; returns whether there are batches for it.
 
@@ -181,7 +189,12 @@ class EpochIterator:
         if not drawn:
             return _END
         self._drawn += 1
-        batch = plain_batch(drawn[0])
+        if isinstance(drawn[0], PartOfBatch):
+            return replace(drawn[0], batch=self._prepared(drawn[0].batch))
+        return self._prepared(drawn[0])
+
+    def _prepared(self, drawn: Any) -> Any:
+        batch = plain_batch(drawn)
         return batch if self._prepare is None else self._prepare(batch)
 
     def _ended_early(self, index: int, wanted: int) -> None:

@@ -1,5 +1,6 @@
 """Several devices: meshes, and how tensors are spread over them."""
 
+from xlatrainer.distributed.launch import launch
 from xlatrainer.distributed.mesh import (
     HybridMesh,
     Mesh,
@@ -27,6 +28,7 @@ __all__ = [
     "get_global_mesh",
     "get_sharding_spec",
     "is_spmd",
+    "launch",
     "mark_sharding",
     "mark_sharding_with_gradients",
     "set_global_mesh",

@@ -46,7 +46,9 @@ def launch(
         ValueError: For another start method, or fewer processes than one.
     """
     if start_method not in _METHODS:
-        raise ValueError(f"start_method={start_method!r}: accepted are {_METHODS}; a forked process cannot use a device")
+        raise ValueError(
+            f"start_method={start_method!r}: accepted are {_METHODS}; a forked process cannot use a device"
+        )
     if nprocs is not None and nprocs < 1:
         raise ValueError(f"nprocs must be at least 1, got {nprocs}")
     if processes.is_launched():
@@ -59,7 +61,7 @@ def launch(
 
 
 def _start(fn: Callable[..., Any], args: tuple[Any, ...], start_method: str, number: int) -> None:
-    context = multiprocessing.get_context(start_method)
+    context: Any = multiprocessing.get_context(start_method)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -106,7 +108,7 @@ def _watch(started: Sequence[Any], pipes: Sequence[Any]) -> None:
     waiting = {child.sentinel: index for index, child in enumerate(started)}
     while waiting:
         for sentinel in multiprocessing.connection.wait(list(waiting)):
-            index = waiting.pop(sentinel)  # type: ignore[index]
+            index = waiting.pop(sentinel)
             child = started[index]
             child.join()
             if child.exitcode != 0:

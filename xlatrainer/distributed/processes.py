@@ -11,7 +11,7 @@ from torch import Tensor
 
 from xlatrainer.backend import runtime
 
-__all__ = ["agree", "barrier", "from_first", "is_first", "process_count", "process_index"]
+__all__ = ["barrier", "from_first", "is_first", "largest", "process_count", "process_index"]
 
 
 def process_count() -> int:
@@ -37,11 +37,11 @@ def barrier(name: str) -> None:
         multihost_utils.sync_global_devices(name)
 
 
-def agree(wish: bool) -> bool:
-    """Whether any process wishes so: the same answer in all of them."""
+def largest(number: int) -> int:
+    """The largest of the processes' numbers, the same in all of them."""
     if process_count() == 1:
-        return wish
-    return bool(np.asarray(multihost_utils.process_allgather(np.array([wish]))).any())
+        return number
+    return int(np.asarray(multihost_utils.process_allgather(np.array([number], np.int32))).max())
 
 
 def from_first(tensor: Tensor) -> Tensor:

@@ -9,13 +9,15 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from xlatrainer.backend import runtime
 from xlatrainer.backend.placement import Home, Sharding
+from xlatrainer.backend.random import get_rng_state_tensor, set_rng_state_tensor
 from xlatrainer.distributed.mesh import Mesh, set_global_mesh
-from xlatrainer.distributed.processes import process_count
+from xlatrainer.distributed.processes import from_first, largest, process_count, process_index
 from xlatrainer.distributed.sharding import (
     PartitionSpec,
     place,
@@ -93,12 +95,20 @@ class SpmdStrategy(SingleDeviceStrategy):
             parts *= self.mesh.shape()[axis]
         return parts
 
+    @property
+    def process(self) -> tuple[int, int]:
+        return process_index(), process_count()
+
+    def strongest(self, wish: int) -> int:
+        return largest(wish)
+
     def sharding(self, shape: Sequence[int], spec: PartitionSpec | None) -> Sharding:
         """The sharding of a tensor of `shape`."""
         return self.mesh.home.replicated if spec is None else resolve_sharding(shape, self.mesh, spec)
 
     def setup(self, model: nn.Module) -> nn.Module:
         set_global_mesh(self.mesh)
+        self._agree_on_randomness()
         refuse_shared_memory(model, self.device)
         tied = tied_names(model)
         materialize(model, self._placed)
@@ -122,7 +132,21 @@ class SpmdStrategy(SingleDeviceStrategy):
     def prepare(self, model: nn.Module) -> None:
         """What else the model needs, once its parameters are in place; by default nothing."""
 
+    def _agree_on_randomness(self) -> None:
+        """Let several processes go on with the random states of the first, and see that they can share batches."""
+        count = process_count()
+        if count == 1:
+            return
+        if self.batch_parts % count:
+            raise ValueError(
+                f"{count} processes share each batch, so the axes {self.data_axes} of {self.mesh} must split it into a "
+                f"multiple of {count} parts, not {self.batch_parts}"
+            )
+        torch.set_rng_state(from_first(torch.get_rng_state()))
+        set_rng_state_tensor(from_first(get_rng_state_tensor()))
+
     def _placed(self, name: str, parameter: Tensor) -> Tensor:
+        parameter = from_first(parameter)  # which all processes begin with
         return place(parameter, self.sharding(parameter.shape, self.spec_of(name, parameter)))
 
     def _mark(self, tensor: Tensor, spec: PartitionSpec | None) -> None:

@@ -102,6 +102,15 @@ class Strategy(ABC):
         """How many equal parts the rows of a batch are split into: they must be a multiple of it. By default 1."""
         return 1
 
+    @property
+    def process(self) -> tuple[int, int]:
+        """This process's number among those that share each batch, and how many they are. By default (0, 1)."""
+        return 0, 1
+
+    def strongest(self, wish: int) -> int:
+        """The largest wish of the processes that share each batch, the same in all of them; each must ask."""
+        return wish
+
     def describe(self) -> str:
         """What lies where, and the bytes that each device holds, for people."""
         return f"everything is on {self.device}"

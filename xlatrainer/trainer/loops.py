@@ -101,6 +101,7 @@ def fit_loop(trainer: Trainer, plan: FitPlan, hooks: CallbackList, interruption:
             trainer.epoch = epoch + 1
             hooks.call("on_epoch_end", epoch, logs=logs)
             trainer.saver.after_epoch(epoch, logs)
+            trainer.stop_training = interruption.settle(trainer.stop_training, now=True) and not interruption.asked
     trainer.saver.end_fit(interruption)
     plan.batches.close()
     hooks.call("on_train_end", logs=logs)
@@ -126,7 +127,7 @@ def _train_epoch(trainer: Trainer, plan: FitPlan, hooks: CallbackList, interrupt
         trainer.stop_training |= plan.max_steps is not None and trainer.step >= plan.max_steps
         hooks.call("on_train_batch_end", group[-1][0], logs=logs)
         trainer.saver.after_batch()
-        if trainer.stop_training or interruption.asked:
+        if interruption.settle(trainer.stop_training):
             break
         progress.drawing = True
     progress.drawing = False

@@ -58,6 +58,7 @@ class Saver:
     ) -> None:
         self._trainer = trainer
         self._frequency = Frequency(save_freq)
+        self._frequency.refuse_time(trainer.strategy.process[1])
         self._in_background = async_save
         self._folder: CheckpointFolder | None = None
         if output_dir is not None:

@@ -196,7 +196,7 @@ class Trainer(Persistence, StepMethods):
             loss_function,
             resolved_metrics,
             updates,
-            Padding(pad_last_batch, self.strategy.batch_parts),
+            Padding(pad_last_batch, self.strategy.batch_parts, self.strategy.process),
             computing,
         )
         self.gradient_accumulation_steps = _one_name(
@@ -324,6 +324,8 @@ class Trainer(Persistence, StepMethods):
             validation_steps=validation_steps,
             limits=Limits(limit_train_batches, limit_val_batches, overfit_batches),
         )
+        if validation is not None:
+            validation.share(*self.strategy.process, self.strategy.batch_parts)
         validate_first(self, validation, num_sanity_val_steps)
         callbacks = [*callbacks, *([] if max_time is None else [Timer(max_time, verbose=1)])]
         history = _find(History, [*self.callbacks, *callbacks])
@@ -336,7 +338,7 @@ class Trainer(Persistence, StepMethods):
             load_state(self, resumed, everything=False)
         plan = FitPlan(batches, validation, initial_epoch, epochs, validation_freq, max_steps, resumed)
         loaders = closing(batches), closing(batches if validation is None else validation)
-        with hooks.guarded(), loaders[0], loaders[1], self.saver.guarded(), Interruption() as interruption:
+        with hooks.guarded(), loaders[0], loaders[1], self.saver.guarded(), Interruption(self.strategy) as interruption:
             fit_loop(self, plan, hooks, interruption)
         if overfit_batches is not None and resolve_verbose(verbose):
             print(overfit_verdict(history, batches.num_batches))
@@ -500,8 +502,10 @@ class Trainer(Persistence, StepMethods):
         self, callbacks: Sequence[Callback], verbose: str | int, epochs: int, batches: EpochIterator
     ) -> CallbackList:
         """The callbacks of a call: the Trainer's, the call's own, and the progress display if it is not silent."""
-        level = resolve_verbose(verbose)
-        given = [*self.callbacks, *callbacks]
+        batches.share(*self.strategy.process, self.strategy.batch_parts)
+        is_first = self.strategy.process[0] == 0
+        level = resolve_verbose(verbose) if is_first else 0
+        given = [each for each in (*self.callbacks, *callbacks) if is_first or each.on_every_process]
         if level and not _find(ProgbarLogger, given):
             given.append(ProgbarLogger())
         return CallbackList(given, self, {"epochs": epochs, "steps": batches.num_batches, "verbose": level})

@@ -1,0 +1,94 @@
+"""What the processes of tests do: functions that a started process can import."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import xlatrainer as xla
+from tests.strategies.models import Losses, batches, model_of
+from xlatrainer.callbacks.callback import Callback
+from xlatrainer.distributed import launch
+from xlatrainer.distributed.processes import barrier, from_first, largest, process_count, process_index
+from xlatrainer.trainer.trainer import Trainer
+
+
+def examples() -> TensorDataset:
+    """43 rows, which no number of devices divides."""
+    data = batches("gpt", 3)
+    return TensorDataset(*[torch.cat(parts)[:43] for parts in zip(*data, strict=True)])
+
+
+def train(index: int, strategy: str, folder: str) -> None:
+    """Train on a shuffled loader, evaluate and predict; writes what came out."""
+    torch.manual_seed(3 + index)  # the first process's is everybody's
+    xla.manual_seed(7 + index)
+    loader = DataLoader(examples(), batch_size=16, shuffle=True)
+    losses = Losses()
+    trainer = Trainer(model_of("gpt"), "adamw", "cross_entropy", ["accuracy"], [losses], strategy, learning_rate=1e-3)
+    history = trainer.fit(loader, epochs=2, verbose=2)
+    evaluated = trainer.evaluate(batches("gpt", 2), verbose=0)
+    predicted = trainer.predict(examples().tensors[0][:21], batch_size=8, verbose=0)
+    result = {
+        "losses": losses.seen,
+        "accuracy": history.history["accuracy"],
+        "examples": trainer.num_examples,
+        "evaluated": evaluated,
+        "predicted": predicted.sum((1, 2)).tolist(),
+        "devices": xla.real_devices(),
+    }
+    Path(folder, f"{strategy}-{index}.json").write_text(json.dumps(result), encoding="utf-8")
+
+
+class Die(Callback):
+    """Ends its process by a signal after some batches."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die(index: int) -> None:
+    """Train until process 1 dies."""
+    trainer = Trainer(torch.nn.Linear(4, 4), "sgd", "mse", strategy="ddp", callbacks=[Die()] if index == 1 else [])
+    data = [(torch.randn(4, 4), torch.randn(4, 4)) for _ in range(100)]
+    trainer.fit(data, epochs=1000, verbose=0)
+
+
+def interrupted(index: int, folder: str) -> None:
+    """Process 1 is asked to end; both do so after the same step."""
+
+    class Ask(Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer = Trainer(torch.nn.Linear(4, 4), "sgd", "mse", strategy="ddp", callbacks=[Ask()] if index == 1 else [])
+    data = [(torch.randn(4, 4), torch.randn(4, 4)) for _ in range(100)]
+    try:
+        trainer.fit(data, epochs=10, verbose=0)
+    except SystemExit as end:
+        Path(folder, str(index)).write_text(f"{end.code} {trainer.step}", encoding="utf-8")
+
+
+def fail(index: int) -> None:
+    """Process 1 raises, while process 0 waits for it."""
+    if index == 1:
+        raise ValueError("the second one cannot")
+    time.sleep(600)
+
+
+def talk(index: int, folder: str) -> None:
+    """What processes say to each other."""
+    barrier("all are there")
+    said = [process_index(), process_count(), largest(index), from_first(torch.tensor([1.5, 2.5]) + index).tolist()]
+    Path(folder, f"talk-{index}.json").write_text(json.dumps([index, said]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    launch(talk, (os.environ["FOLDER"],))
