@@ -261,8 +261,8 @@ def test_errors_of_the_data_reach_the_caller() -> None:
     ("arguments", "error", "message"),
     [
         ({"model": nn.Linear}, TypeError, r"torch.nn.Module object, got <class"),
-        ({"strategy": "dpp"}, ValueError, r"unknown strategy 'dpp'; the names are \['single'\]"),
-        ({"strategy": torch.device("cpu")}, TypeError, r"a Strategy object or one of \['single'\], not device"),
+        ({"strategy": "dpp"}, ValueError, r"unknown strategy 'dpp'; the names are \['auto', 'single', "),
+        ({"strategy": torch.device("cpu")}, TypeError, r"a Strategy object or one of \['auto', .*\], not device"),
         ({"metrics": "accuracy"}, TypeError, r"must be a list, such as \['accuracy'\]"),
         ({"metrics": ["acuracy"]}, ValueError, r"unknown metric 'acuracy'; the names are \['accuracy'"),
         ({"loss": "crossentropy!"}, ValueError, r"unknown loss 'crossentropy!'; the names are \['bce'"),
