@@ -106,7 +106,7 @@ class Series:
         for shadow in shadows.values():
             shadow.advance()
         if program.checks:
-            state.checks.append((program, failure))
+            state.checks.append((program, failure.addressable_data(0)))
         outputs: list[Any] = [None] * len(program.outputs)
         for (_, output), array in zip(self._carried, last, strict=True):
             outputs[output] = array
