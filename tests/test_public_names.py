@@ -21,12 +21,14 @@ PUBLIC_NAMES = {
     "device",
     "device_count",
     "devices",
+    "distributed",
     "eager_mode",
     "fork_rng",
     "get_memory_info",
     "get_rng_state",
     "initialize_cache",
     "is_eager_mode",
+    "launch",
     "load_stablehlo",
     "manual_seed",
     "metrics",
@@ -41,7 +43,7 @@ PUBLIC_NAMES = {
     "sync",
     "wait_device_ops",
 }
-PUBLIC_MODULES = {"callbacks", "counters", "data", "debug", "metrics", "profiler", "strategies"}
+PUBLIC_MODULES = {"callbacks", "counters", "data", "debug", "distributed", "metrics", "profiler", "strategies"}
 
 
 def test_the_names_are_these() -> None:

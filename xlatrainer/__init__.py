@@ -4,7 +4,7 @@ import xlatrainer as xla
 history = xla.Trainer(model, optimizer="adam", metrics=["accuracy"]).fit(loader, epochs=5)
 """
 
-from xlatrainer import callbacks, data, debug, metrics, profiler, strategies
+from xlatrainer import callbacks, data, debug, distributed, metrics, profiler, strategies
 from xlatrainer.backend import counters
 from xlatrainer.backend.capture import compile, step
 from xlatrainer.backend.closures import add_step_closure
@@ -23,6 +23,7 @@ from xlatrainer.backend.precision import precision
 from xlatrainer.backend.program_cache import initialize_cache
 from xlatrainer.backend.random import fork_rng, get_rng_state, set_rng_state
 from xlatrainer.backend.stablehlo import load_stablehlo, save_stablehlo, stablehlo
+from xlatrainer.distributed.launch import launch
 from xlatrainer.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -39,12 +40,14 @@ __all__ = [
     "device",
     "device_count",
     "devices",
+    "distributed",
     "eager_mode",
     "fork_rng",
     "get_memory_info",
     "get_rng_state",
     "initialize_cache",
     "is_eager_mode",
+    "launch",
     "load_stablehlo",
     "manual_seed",
     "metrics",
