@@ -70,6 +70,24 @@ def test_remove(root: str) -> None:
             gone(storage.join(root, "a"))
 
 
+def test_a_folder_is_removed_alone(root: str) -> None:
+    """Not those whose names begin with its own."""
+    for name in ("a/1", "ab/2", "a.txt"):
+        storage.write(storage.join(root, *name.split("/")), name)
+    storage.remove_tree(storage.join(root, "a"))
+    assert [entry.name for entry in storage.list_folder(root)] == ["a.txt", "ab"]
+    assert storage.read(storage.join(root, "ab", "2")) == b"ab/2"
+
+
+def test_parts_of_files(root: str) -> None:
+    path = storage.join(root, "file")
+    storage.write(path, "0123456789")
+    assert storage.read(path, 3, 6) == b"345"
+    assert storage.read(path, 8) == b"89"
+    assert storage.read(path, 8, 20) == b"89"
+    assert storage.read(path, 0, 2) == b"01"
+
+
 def test_what_is_missing_is_said(root: str) -> None:
     path = storage.join(root, "none", "file")
     for operation in (storage.read, storage.stat, storage.open_file):

@@ -12,6 +12,7 @@ import datetime
 import io
 import os
 import shutil
+import sys
 import tempfile
 from dataclasses import dataclass
 from types import TracebackType
@@ -202,10 +203,11 @@ def remove_tree(path: Path) -> None:
     """
     location = locate(path)
     if location.system is None:
-        errors: list[BaseException] = []
-        shutil.rmtree(location.inner, onerror=lambda function, name, info: errors.append(info[1]))
+        errors: list[Any] = []
+        name = "onexc" if sys.version_info >= (3, 12) else "onerror"  # with the error, or with what sys.exc_info gives
+        shutil.rmtree(location.inner, **{name: lambda function, path, error: errors.append(error)})  # type: ignore[arg-type]
         if errors:
-            raise errors[-1]
+            raise errors[-1] if isinstance(errors[-1], BaseException) else errors[-1][1]
         return
     inner = location.inner.rstrip("/")
     location.system.invalidate_cache(inner)
