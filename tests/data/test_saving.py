@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from xlatrainer import storage
-from xlatrainer.data import saving, serialization
+from xlatrainer.data import serialization
 from xlatrainer.data.saving import save
 from xlatrainer.errors import CheckpointError
 
@@ -237,8 +237,9 @@ def test_who_writes(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(saving.torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(saving.torch.distributed, "get_rank", lambda: rank)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
     if local_rank is None:
         monkeypatch.delenv("LOCAL_RANK", raising=False)
     else:

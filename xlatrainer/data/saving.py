@@ -1,4 +1,4 @@
-"""`save`: anything that `torch.save` takes, with its tensors on the CPU; and who of several processes writes."""
+"""`save`: anything that `torch.save` takes, with its tensors on the CPU."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from xlatrainer import config
 from xlatrainer.backend.device import sync
+from xlatrainer.data.replicas import is_writer
 from xlatrainer.storage.publishing import published
 from xlatrainer.storage.systems import Path
 
-__all__ = ["identity_of", "is_writer", "save"]
+__all__ = ["identity_of", "save"]
 
 
 def save(data: Any, file_or_path: Path | IO[bytes], master_only: bool = True, global_master: bool = False) -> None:
@@ -54,15 +54,6 @@ def save(data: Any, file_or_path: Path | IO[bytes], master_only: bool = True, gl
             torch.save(data, file, pickle_module=module)
     else:
         torch.save(data, file_or_path, pickle_module=module)
-
-
-def is_writer(master_only: bool, global_master: bool) -> bool:
-    """Whether this process writes, by its rank in `torch.distributed` and the launcher's LOCAL_RANK."""
-    distributed = torch.distributed
-    if not master_only or not (distributed.is_available() and distributed.is_initialized()):
-        return True
-    rank, local_rank = distributed.get_rank(), config.get("local_rank")
-    return rank == 0 if global_master or local_rank < 0 else local_rank == 0
 
 
 def identity_of(tensor: Tensor) -> tuple[Any, ...]:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from xlatrainer import storage
 from xlatrainer.backend.device import sync
-from xlatrainer.data.saving import identity_of, is_writer
+from xlatrainer.data.replicas import is_writer
+from xlatrainer.data.saving import identity_of
 from xlatrainer.encoding import TensorTable, decode, encode
 from xlatrainer.errors import CheckpointError
 from xlatrainer.storage.publishing import fetched, publish_file

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from xlatrainer.data.replicas import replica
 from xlatrainer.data.tfrecord.example import ExampleParser
 from xlatrainer.data.tfrecord.features import Feature, decode, to_tensor
 from xlatrainer.data.tfrecord.framing import COMPRESSIONS, Damage, Source, frames
@@ -132,7 +132,7 @@ class TfRecordIterableDataset(IterableDataset[Any]):
         interleave: Files that are read in turns, a record from each. Default 1.
         seed: Of both kinds of shuffling, with the epoch (`set_epoch`). Default 0.
         rank, world_size: This replica's number and how many there are. Default None: those of `torch.distributed` if it
-            is initialized when this is made, else the only one.
+            is initialized when this is made, else the launcher's (RANK, WORLD_SIZE), else the only one.
         on_damage: "error" (default), or "skip", see `TfRecordReader`; `num_damaged` counts in the process that reads.
         buffer_size: Bytes of each file that are read or decompressed at once; default 1 MiB.
 
@@ -167,7 +167,7 @@ class TfRecordIterableDataset(IterableDataset[Any]):
         if (rank is None) != (world_size is None):
             raise ValueError("rank and world_size go together")
         if rank is None or world_size is None:
-            rank, world_size = _replica()
+            rank, world_size = replica()
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be from 0 to {world_size - 1}, got {rank}")
         self.paths = _files(paths)
@@ -278,13 +278,6 @@ def _located(decoder: Callable[[bytes], Any], record: bytes, path: str, number: 
     except (RecordError, KeyError, TypeError, ValueError) as error:
         what = error.args[0] if error.args else error
         raise RecordError(f"{path}: record {number}: {what}", path, number) from error
-
-
-def _replica() -> tuple[int, int]:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1
 
 
 def _files(paths: Paths) -> list[str]:
