@@ -12,6 +12,13 @@ ZEROS = torch.tensor([[1.0, 0.0, 3.0, 2.0], [0.0, 2.0, 0.0, 1.0], [1.0, 2.0, 3.0
 NAN = torch.tensor([1.0, float("nan"), 3.0, 0.0])
 
 CALLS: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "cumprod": (lambda x: x.cumprod(1), (ZEROS,)),
+    "cumprod of a row": (lambda x: x.cumprod(0), (ZEROS[0],)),
+    "cumprod along the first dim": (lambda x: x.cumprod(-2), (ZEROS,)),
+    "cumprod of two zeros": (lambda x: x.cumprod(0), (torch.tensor([2.0, 0.0, 3.0, 0.0, 5.0]),)),
+    "cumprod in float64": (lambda x: x.cumprod(1, dtype=torch.float64), (ZEROS,)),
+    "cumprod of nothing": (lambda x: x.cumprod(0), (torch.zeros(0),)),
+    "cumprod of NaN": (lambda x: x.cumprod(0), (torch.tensor([1.0, 2.0, float("nan"), 3.0]),)),
     "prod": (torch.prod, (ZEROS,)),
     "prod of a row": (torch.prod, (ZEROS[0],)),
     "prod without zeros": (torch.prod, (ZEROS[2],)),

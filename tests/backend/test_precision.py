@@ -285,3 +285,35 @@ def test_a_stored_program_is_of_one_policy() -> None:
         rounded = make_spec((2,), torch.float32)
     assert plain is not rounded
     assert repr(plain) != repr(rounded)
+
+
+@pytest.fixture
+def _matmul_precision_as_before() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("_matmul_precision_as_before")
+def test_the_precision_of_float32_products_is_torchs_setting() -> None:
+    """Known graphs and replayed steps follow it too."""
+
+    def product() -> torch.Tensor:
+        xla.sync()
+        return torch.ones(2, 83).to("xla") @ torch.ones(83, 2).to("xla")
+
+    step = xla.compile(lambda left, right: left @ right)
+    factors = (torch.ones(3, 83).to("xla"), torch.ones(83, 3).to("xla"))
+    texts = {}
+    xla.counters.reset()
+    for setting in ("highest", "high", "medium", "highest"):
+        torch.set_float32_matmul_precision(setting)
+        texts[setting] = xla.debug.hlo(product())
+        assert product().sum().item() == 2 * 2 * 83
+        for _ in range(3):
+            step(*factors)
+        assert step.step.reason == ""
+    assert "operand_precision={highest,highest}" in texts["highest"]
+    assert "operand_precision={high,high}" in texts["high"]
+    assert "operand_precision" not in texts["medium"]
+    assert xla.counters.value("UncachedCompile") == 2 * 3  # the product that is read and the step, for each setting

@@ -224,3 +224,17 @@ def test_small_remainders() -> None:
     _assert_same(lambda x: x.clone().__ilshift__(2), whole)
     _assert_same(lambda x, y: x.clone().__irshift__(y), whole * 9, whole)
     _assert_same(lambda x: torch.ops.aten._upsample_lanczos2d_aa(x, [5, 7], False), _matrix(1, 2, 9, 8))
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (6, 5), (2, 1, 6, 5)], ids=str)
+def test_products_of_complex_reflectors_and_their_gradients(shape: tuple[int, ...]) -> None:
+    """In complex128: in complex64 the CPU's own gradients have two right digits of small elements."""
+    reflectors = torch.complex(_matrix(*shape), _matrix(*shape) + 1).to(torch.complex128)
+    factors = reflectors[..., 0, :].conj() / 3
+    found = []
+    for device in ("cpu", "xla"):
+        leaves = [tensor.to(device, copy=True).requires_grad_() for tensor in (reflectors, factors)]
+        result = torch.linalg.householder_product(*leaves)
+        gradients = torch.autograd.grad((result * result.detach().conj()).sum().abs(), leaves)
+        found.append([tensor.detach().cpu() for tensor in (result, *gradients)])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)

@@ -63,3 +63,51 @@ def test_settings_come_from_the_environment_when_asked(monkeypatch: pytest.Monke
         assert config.get("max_pending_nodes") == 9
     with pytest.raises(KeyError, match="unknown settings"), config.override(nothing=1):
         pass
+
+
+# Every variable by hand: what it is set to, and what the setting is then. What each does is tested where it is used.
+VARIABLES = {
+    "PJRT_DEVICE": ("platform", "TPU", "TPU"),
+    "XLATRAINER_FALLBACK": ("fallback", "error", "error"),
+    "XLATRAINER_CHECK_INDICES": ("check_indices", "off", "off"),
+    "XLATRAINER_REPLAY": ("replay", "off", "off"),
+    "XLATRAINER_CACHE_DIR": ("cache_dir", "/somewhere", "/somewhere"),
+    "XLA_PERSISTENT_CACHE_PATH": ("cache_dir", "/elsewhere", "/elsewhere"),
+    "XLATRAINER_CACHE_READONLY": ("cache_readonly", "on", "on"),
+    "XLA_PERSISTENT_CACHE_READ_ONLY": ("cache_readonly", "1", "on"),
+    "XLATRAINER_CACHE_MEGABYTES": ("cache_megabytes", "7", 7),
+    "XLATRAINER_KEEP_MEMORY": ("keep_memory", "off", "off"),
+    "XLA_MAX_ASYNC_QUEUE": ("max_async_closures", "3", 3),
+    "PT_XLA_DEBUG": ("debug", "1", "1"),
+    "PT_XLA_DEBUG_LEVEL": ("debug_level", "2", 2),
+    "PT_XLA_DEBUG_FILE": ("debug_file", "f", "f"),
+    "XLA_IR_DEBUG": ("ir_debug", "1", "1"),
+    "XLA_HLO_DEBUG": ("hlo_debug", "1", "1"),
+    "XLA_SAVE_TENSORS_FILE": ("save_tensors_file", "f", "f"),
+    "XLA_SAVE_TENSORS_FMT": ("save_tensors_format", "dot", "dot"),
+    "XLA_METRICS_FILE": ("metrics_file", "f", "f"),
+    "XLA_METRICS_PERCENTILES": ("metrics_percentiles", "0.5", "0.5"),
+    "XLA_METRICS_SAMPLES": ("metrics_samples", "9", 9),
+    "XLA_SAVE_HLO_FILE": ("save_hlo_file", "f", "f"),
+    "XLA_DUMP_HLO_GRAPH": ("dump_hlo_graph", "1", "1"),
+    "XLA_SYNC_WAIT": ("sync_wait", "1", "1"),
+    "XLA_GET_TENSORS_OPBYOP": ("get_tensors_opbyop", "1", "1"),
+    "XLA_SYNC_TENSORS_OPBYOP": ("sync_tensors_opbyop", "1", "1"),
+    "XLA_USE_BF16": ("use_bf16", "1", "1"),
+    "XLA_DOWNCAST_BF16": ("downcast_bf16", "1", "1"),
+    "XLA_USE_F16": ("use_f16", "1", "1"),
+    "XLA_USE_FP16": ("use_f16", "1", "1"),
+    "XLA_DOWNCAST_FP16": ("downcast_f16", "1", "1"),
+    "XLA_USE_32BIT_LONG": ("use_32bit_long", "1", "1"),
+    "XLATRAINER_MAX_LOADED_PROGRAMS": ("max_loaded_programs", "5", 5),
+    "XLATRAINER_MAX_PENDING_NODES": ("max_pending_nodes", "7", 7),
+}
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_a_variable_sets_its_setting(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, text, expected = VARIABLES[variable]
+    monkeypatch.delenv(config.SETTINGS[name].variable, raising=False)
+    assert config.get(name) == config.SETTINGS[name].default
+    monkeypatch.setenv(variable, text)
+    assert config.get(name) == expected

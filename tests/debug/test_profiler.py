@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -38,3 +40,17 @@ def test_from_here_to_there(tmp_path: Path) -> None:
         pass
     assert "only_this" in events(tmp_path)
     assert "not_this" not in events(tmp_path)
+
+
+def test_a_server_listens_while_somebody_holds_it() -> None:
+    """What TensorBoard connects to; in a process of its own, since one has one server at most."""
+    code = (
+        "import socket, xlatrainer as xla\n"
+        "with socket.socket() as free:\n"
+        "    free.bind(('localhost', 0))\n"
+        "    port = free.getsockname()[1]\n"
+        "server = xla.profiler.start_server(port)\n"
+        "socket.create_connection(('localhost', port), timeout=60).close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr

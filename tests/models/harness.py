@@ -64,7 +64,8 @@ class Case:
         optimizer: makes the optimizer of the parameters.
         train: whether to train; False compares the outputs in eval mode only.
         chaotic: why rounding errors of float32 may grow into more than the tolerance. Such a model trains in float64,
-            with a far smaller tolerance; in float32, its outputs in eval mode and the loss of the first step count.
+            with a far smaller tolerance; in float32, its outputs in eval mode and the loss of the first step count. One
+            that is compared in eval mode only is compared in float64 only.
         fallbacks: operators that may run on the CPU, by name (`aten::nonzero`), each with the reason. Operators that
             stay on the device but end the trace (`sync::nms`) are not among them.
         note: what the reader of the table should know.
@@ -95,7 +96,8 @@ class Record:
     first_step: float = math.nan  # seconds of processor time, of all threads, most of it XLA's compiler
     fallbacks: dict[str, int] = field(default_factory=dict)
     dtype: str = "float32"
-    own_deviation: float = math.nan  # of CPU torch's gradients in float32 from its own in float64; chaotic models only
+    own_deviation: float = math.nan  # of CPU torch's gradients (in eval mode its outputs) in float32 from those in
+    # float64; chaotic models only
     note: str = ""
 
 
@@ -236,6 +238,10 @@ def compare(case: Case) -> Record:
         warnings.filterwarnings("ignore", message=".*has no lowering for xla", category=RuntimeWarning)
         if not case.chaotic:
             return _compare(case, torch.float32, STEPS)
+        if not case.train:
+            record = _compare(case, torch.float64, STEPS)
+            record.own_deviation = _own_deviation_of_outputs(case)
+            return record
         first = _compare(case, torch.float32, 1)
         record = _compare(case, torch.float64, STEPS)
         own = _own_deviation(case)
@@ -254,6 +260,15 @@ def _own_deviation(case: Case) -> float:
         model = _without_dropout(case.make()).to(dtype)
         runs.append(_train(case, model, [_to(case.batch(), "cpu", dtype) for _ in range(STEPS)]))
     return _gradient_deviation(runs[0], runs[1])
+
+
+def _own_deviation_of_outputs(case: Case) -> float:
+    outputs = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(SEED)
+        model = _without_dropout(case.make()).to(dtype)
+        outputs.append([output.double() for output in _evaluate(model, _to(case.batch(), "cpu", dtype))])
+    return max(_relative(a, b) for a, b in zip(*outputs, strict=True))
 
 
 def _compare(case: Case, dtype: torch.dtype, steps: int) -> Record:

@@ -1,5 +1,6 @@
 """torchvision's models: classification and segmentation trained, detection in eval mode; random weights."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,21 @@ import torchvision
 from torch import Tensor, nn
 from torchvision.models import detection, segmentation
 
+import xlatrainer as xla
 from tests.models.conftest import Compare
-from tests.models.harness import NUM_CLASSES, ROUNDING, TOLERANCE, Batch, Case, classified, fit_on_both, images, sgd
+from tests.models.harness import (
+    NUM_CLASSES,
+    ROUNDING,
+    SEED,
+    TOLERANCE,
+    TOLERANCE_64,
+    Batch,
+    Case,
+    classified,
+    fit_on_both,
+    images,
+    sgd,
+)
 
 pytestmark = pytest.mark.models
 
@@ -93,7 +107,11 @@ CASES = [
     _segmenter("fcn_resnet50", chaotic=ROUNDING),
     _detector("fasterrcnn_resnet50_fpn", {"box_detections_per_img": 20}),
     # Masks are resized to their boxes one by one: each size of box is a program of its own.
-    _detector("maskrcnn_resnet50_fpn", {"box_detections_per_img": 3}),
+    _detector(
+        "maskrcnn_resnet50_fpn",
+        {"box_detections_per_img": 3},
+        chaotic="masks are pasted into boxes whose edges round to pixels",
+    ),
     _detector("retinanet_resnet50_fpn", {"detections_per_img": 20}),
 ]
 
@@ -101,6 +119,32 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_like_the_cpu(case: Case, compared: Compare) -> None:
     compared(case)
+
+
+@pytest.mark.parametrize("name", ["retinanet_resnet50_fpn", "fasterrcnn_resnet50_fpn"])
+def test_a_detector_trains(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses and gradients of a step in float64, with the same proposals: those are drawn on the CPU for both."""
+    drawn = torch.randperm
+    monkeypatch.setattr(torch, "randperm", lambda n, device="cpu", **options: drawn(n, **options).to(device))
+    torch.manual_seed(SEED)
+    builder = getattr(detection, name)
+    on_cpu = builder(weights=None, weights_backbone=None, num_classes=NUM_CLASSES, min_size=96, max_size=128).double()
+    on_xla = copy.deepcopy(on_cpu).to("xla")
+    pictures = [torch.rand(3, 96, 112).double(), torch.rand(3, 100, 90).double()]
+    boxes = torch.tensor([[5.0, 5, 50, 60], [20, 30, 80, 90]]).double()
+    found = []
+    for model, device in ((on_cpu, "cpu"), (on_xla, "xla")):
+        torch.manual_seed(SEED)
+        targets = [{"boxes": boxes.to(device), "labels": torch.tensor([1, 2], device=device)} for _ in pictures]
+        xla.counters.reset()
+        losses = model.train()([picture.to(device) for picture in pictures], targets)
+        sum(losses.values()).backward()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        found.append(([loss.item() for loss in losses.values()], torch.cat([g.flatten().cpu() for g in gradients])))
+    assert not [counter for counter in xla.counters.snapshot() if counter.startswith(("aten::", "torchvision::"))]
+    (wanted_losses, wanted), (losses, given) = found
+    assert losses == pytest.approx(wanted_losses, rel=1e-6)
+    assert (torch.linalg.vector_norm(given - wanted) / torch.linalg.vector_norm(wanted)).item() < TOLERANCE_64
 
 
 def test_with_the_trainer() -> None:

@@ -1,5 +1,6 @@
 """Models of `transformers` with small random configurations, trained with the loss that they return themselves."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -8,8 +9,9 @@ import torch
 import transformers as hf
 from torch import nn
 
+import xlatrainer as xla
 from tests.models.conftest import Compare
-from tests.models.harness import TOLERANCE, Batch, Case, fit_on_both
+from tests.models.harness import SEED, TOLERANCE, Batch, Case, fit_on_both, tie
 
 pytestmark = pytest.mark.models
 
@@ -110,6 +112,34 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_like_the_cpu(case: Case, compared: Compare) -> None:
     compared(case)
+
+
+GENERATION: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "without a cache": {"use_cache": False},
+    "static cache": {"cache_implementation": "static"},
+    "beams": {"num_beams": 3},
+    "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+}
+
+
+@pytest.mark.parametrize("options", GENERATION.values(), ids=GENERATION)
+@pytest.mark.parametrize(("kind", "config", "settings"), [
+    ("GPT2LMHeadModel", "GPT2Config", GPT2), ("LlamaForCausalLM", "LlamaConfig", LLAMA),
+])  # fmt: skip
+def test_text_is_generated(kind: str, config: str, settings: dict[str, Any], options: dict[str, Any]) -> None:
+    """The same tokens as on the CPU, behind texts of two lengths; no operator runs on the CPU."""
+    torch.manual_seed(SEED)
+    model = _of(kind, config, **{**settings, "use_cache": True})().eval()
+    on_xla = tie(copy.deepcopy(model).to("xla"), model)
+    ids = torch.randint(3, VOCAB, (2, 7))
+    mask = torch.ones_like(ids)
+    mask[1, :2] = 0
+    options = {"max_new_tokens": 6, "pad_token_id": 0, "do_sample": False, **options}
+    xla.counters.reset()
+    given = on_xla.generate(ids.to("xla"), attention_mask=mask.to("xla"), **options)
+    assert torch.equal(given.cpu(), model.generate(ids, attention_mask=mask, **options))
+    assert not [counter for counter in xla.counters.snapshot() if counter.startswith("aten::")]
 
 
 def test_with_the_trainer() -> None:

@@ -283,6 +283,7 @@ def ambient_state() -> tuple[Any, ...]:
         torch.get_autocast_dtype("xla"),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
         torch._C._len_torch_dispatch_stack(),
         torch._C._len_torch_function_stack(),
     )

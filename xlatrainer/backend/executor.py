@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import torch
 
 from xlatrainer.backend import counters, execution_time, measurements, runtime
 from xlatrainer.backend.ir import Trace, Value
@@ -44,8 +45,9 @@ def _find(trace: Trace, live: list[Value], dead: Sequence[bool], cause: str) -> 
     outputs = tuple(value.slot for value in live)
     wanted = set(outputs)
     shardings = {value.slot: value.sharding for value in live if value.sharding is not None}
-    programs: list[Program] = sorted(trace.node.programs, key=lambda program: len(program.outputs))
-    for program in programs:
+    precision = torch.get_float32_matmul_precision()
+    programs = [program for program in trace.node.programs if program.matmul_precision == precision]
+    for program in sorted(programs, key=lambda program: len(program.outputs)):
         if wanted.issubset(program.outputs) and program.lays_out(shardings):
             counters.add("CachedCompile")
             return program

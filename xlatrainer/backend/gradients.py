@@ -137,9 +137,49 @@ def prod_dim_int(
     return _prod(aten.prod.dim_int, self, (dim, keepdim), dtype)
 
 
+def _summed_from_the_end(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    return tensor.flip(dim).cumsum(dim).flip(dim)
+
+
+class _Cumprod(torch.autograd.Function):
+    """torch looks for zeros among the factors, and then how to go on."""
+
+    @staticmethod
+    def forward(ctx: Any, self: torch.Tensor, dim: int, dtype: Any) -> torch.Tensor:
+        result = call_autograd_kernel(aten.cumprod.default, self, dim, dtype=dtype)
+        ctx.save_for_backward(self, result)
+        ctx.call = (dim, dtype)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        dim, dtype = ctx.call
+        grad = grads[0]
+        if torch.is_grad_enabled():
+            return _own_gradient(aten.cumprod.default, ctx.saved_tensors[0], grad, dim, dtype=dtype), None, None
+        self, result = (tensor.detach() for tensor in ctx.saved_tensors)
+        factors = self if dtype is None else self.to(dtype)
+        # Products from the first zero on are 0 whatever the factors are, but for that zero itself: their slope there is
+        # what they would be without it. Factors behind it count for nothing.
+        zero = factors == 0
+        zeros = zero.cumsum(dim)
+        first = zero & (zeros == 1)
+        before = _summed_from_the_end(grad * result.conj(), dim) / torch.where(zero, 1, factors).conj()
+        without = torch.where(first, 1, factors).cumprod(dim)
+        slope = _summed_from_the_end(grad * without.conj(), dim)
+        return torch.where(zeros == 0, before, torch.where(first, slope, 0)).to(self.dtype), None, None
+
+
+def cumprod(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    if not self.dim() or _left_to_torch(self):
+        return call_autograd_kernel(aten.cumprod.default, self, dim, dtype=dtype)
+    return _Cumprod.apply(self, dim, dtype)
+
+
 # By overload, without `aten::`.
 GRADIENTS: dict[str, Callable[..., Any]] = {
     **{name: _extreme(getattr(aten, name).default) for name in ("max", "min", "median", "nanmedian")},
+    "cumprod": cumprod,
     "index_fill.int_Tensor": index_fill,
     "index_fill_.int_Tensor": index_fill_,
     "masked_fill.Tensor": masked_fill,

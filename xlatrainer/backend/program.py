@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import torch
 
 from xlatrainer import config
 from xlatrainer.backend import counters, loaded, measurements, placement, program_cache, runtime
@@ -143,6 +144,7 @@ class Program(Graph):
         donated: for each leaf, whether its buffer is given to the program.
         specs: of each output; `shardings` how it lies on the devices of `home`, None on the one device.
         smallest: the position of the output of the fewest elements.
+        matmul_precision: torch's setting for float32 products that it was compiled with.
         checks: what may fail for its data; if there is any, the last output says which did.
         from_disk: whether it came from the cache on disk, already compiled.
         runs: how often it ran since its making, or since the counters were reset.
@@ -172,6 +174,7 @@ class Program(Graph):
             leaves = [node.operation.sharding for node in self.nodes if node.operation.lower is None]
             pairs = zip(successors, leaves, strict=True)
             self.donated = [slot is not None and lies[slot] is leaf for slot, leaf in pairs]
+        self.matmul_precision = torch.get_float32_matmul_precision()
         self._sizes: dict[str, int] = {}
         self._loaded: Any = None
         self.load()

@@ -1,7 +1,8 @@
 """Matrix products, factorisations and solvers.
 
 Products of half types are summed in float32 and rounded once. How exact float32 products are on hardware that can trade
-that for speed is torch's own setting, `torch.set_float32_matmul_precision`, as it is when the program is compiled.
+that for speed is torch's own setting, `torch.set_float32_matmul_precision`: "highest", "high" or "medium", which is
+XLA's default. A program belongs to the setting that it was compiled with.
 """
 
 from functools import partial
