@@ -147,6 +147,25 @@ def test_a_detector_trains(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (torch.linalg.vector_norm(given - wanted) / torch.linalg.vector_norm(wanted)).item() < TOLERANCE_64
 
 
+@pytest.mark.filterwarnings("ignore:.*has no lowering for xla:RuntimeWarning")  # counted instead
+def test_deformable_convolution_runs_on_the_cpu() -> None:
+    """Counted, with the CPU's results and gradients."""
+    torch.manual_seed(SEED)
+    shapes = [(2, 4, 9, 8), (2, 18, 9, 8), (6, 4, 3, 3), (6,), (2, 9, 9, 8)]
+    tensors = [torch.randn(shape) for shape in shapes]
+    found = []
+    for device in ("cpu", "xla"):
+        xla.counters.reset()
+        leaves = [tensor.to(device, copy=True).requires_grad_() for tensor in tensors]
+        image, offset, weight, bias, mask = leaves
+        result = torchvision.ops.deform_conv2d(image, offset, weight, bias, padding=1, mask=mask)
+        gradients = torch.autograd.grad(result.square().sum(), leaves)
+        found.append([tensor.detach().cpu() for tensor in (result, *gradients)])
+    torch.testing.assert_close(found[1], found[0])
+    ran = {counter for counter in xla.counters.snapshot() if "::" in counter}
+    assert ran == {"torchvision::deform_conv2d", "torchvision::_deform_conv2d_backward"}
+
+
 def test_with_the_trainer() -> None:
     model = torchvision.models.resnet18(weights=None, num_classes=NUM_CLASSES)
     batches = [(torch.randn(2, 3, 64, 64), torch.randint(0, NUM_CLASSES, (2,))) for _ in range(2)]
