@@ -84,6 +84,20 @@ def test_a_missing_bucket_is_said(bucket: str) -> None:
         storage.read("gs://")
 
 
+@pytest.mark.parametrize("url", ["gs://bucket", "gs://bucket/", "gs://bucket/folder/", "memory://folder/"])
+def test_what_can_be_no_file_is_refused(url: str, bucket: str) -> None:
+    attempts: list[Any] = [
+        storage.read,
+        storage.remove,
+        lambda url: storage.write(url, "text"),
+        lambda url: storage.open_file(url, "w"),
+        lambda url: storage.publish_file(url, lambda path: None),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ValueError, match="is no file, but a bucket or folder"):
+            attempt(url)
+
+
 class _Server(http.server.BaseHTTPRequestHandler):
     answers: list[int] = []
     authorizations: list[str | None] = []

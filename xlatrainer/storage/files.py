@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from xlatrainer.storage.publishing import publish_file
-from xlatrainer.storage.systems import Location, Path, explained, locate, tried
+from xlatrainer.storage.systems import Location, Path, explained, locate, locate_file, tried
 
 __all__ = [
     "Entry",
@@ -74,7 +74,7 @@ def read(path: Path, start: int = 0, stop: int | None = None) -> bytes:
         FileNotFoundError: If it does not exist; the message says if the bucket does not.
         PermissionError: If it may not be read.
     """
-    location = locate(path)
+    location = locate_file(path)
     if location.system is None:
         with open(location.inner, "rb", buffering=0) as file:
             file.seek(start)
@@ -112,7 +112,7 @@ def write(path: Path, content: Content, *, makedirs: bool = True, flush: bool = 
                 file.flush()
                 os.fsync(file.fileno())
 
-    location = locate(path)
+    location = locate_file(path)
     if location.system is None or not isinstance(content, str | bytes | bytearray | memoryview):
         publish_file(path, fill, makedirs=makedirs, flush=flush)
         return
@@ -187,7 +187,7 @@ def remove(path: Path) -> None:
         FileNotFoundError: If it does not exist.
         IsADirectoryError: If it is a local folder.
     """
-    location = locate(path)
+    location = locate_file(path)
     if location.system is None:
         os.remove(location.inner)
     else:
@@ -253,7 +253,7 @@ def open_file(path: Path, mode: str = "r", encoding: str | None = None) -> IO[An
     kind = mode.replace("b", "").replace("t", "")
     if kind not in _MODES or ("b" in mode and "t" in mode):
         raise ValueError(f"the mode {mode!r} is none of {', '.join(sorted(_MODES))}, each with 'b' for bytes")
-    location = locate(path)
+    location = locate_file(path)
     if location.system is None:
         return open(location.inner, mode, encoding=encoding)
     if kind == "r":

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from xlatrainer.storage.systems import locate, tried
+from xlatrainer.storage.systems import locate, locate_file, tried
 
 __all__ = [
     "TEMPORARY",
@@ -55,7 +55,7 @@ def publish_file(
         FileNotFoundError: Without `makedirs`, if the folder is missing; or if the bucket does not exist.
         IsADirectoryError: If `path` is a folder.
     """
-    location = locate(path)
+    location = locate_file(path)
     if location.system is not None:
         with tempfile.TemporaryDirectory(prefix="xlatrainer-") as folder:
             write(Path(folder) / "file")
@@ -83,7 +83,7 @@ def published(path: str | os.PathLike[str], *, makedirs: bool = False, flush: bo
         makedirs: Whether a missing folder is made. Default False.
         flush: Whether it is on the disk after the block, and so outlives a loss of power. Default True.
     """
-    location = locate(path)
+    location = locate_file(path)
     if makedirs:
         location.make_parents()
     file: Any
@@ -110,7 +110,7 @@ def published(path: str | os.PathLike[str], *, makedirs: bool = False, flush: bo
 
 def put_file(local: str, path: str | os.PathLike[str], *, makedirs: bool = True) -> None:
     """Copy a local file to a URL, which has it when all of it has been sent."""
-    location = locate(path)
+    location = locate_file(path)
     if makedirs:
         location.make_parents()
     tried(location, lambda: location.system.put_file(local, location.inner))
@@ -122,7 +122,7 @@ def get_file(path: str | os.PathLike[str], local: str) -> None:
     Raises:
         FileNotFoundError: If it does not exist; there is no local file then.
     """
-    location = locate(path)
+    location = locate_file(path)
     try:
         tried(location, lambda: location.system.get_file(location.inner, local))
     except FileNotFoundError:

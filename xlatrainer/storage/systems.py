@@ -22,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 from xlatrainer import config
 from xlatrainer.optional import require
 
-__all__ = ["Location", "Path", "explained", "locate", "remote", "tried"]
+__all__ = ["Location", "Path", "explained", "locate", "locate_file", "remote", "tried"]
 
 Path = str | os.PathLike[str]
 Result = TypeVar("Result")
@@ -100,6 +100,18 @@ def locate(path: Path) -> Location:
     if isinstance(system, LocalFileSystem):
         return Location(None, inner, text)
     return Location(system, inner, text)
+
+
+def locate_file(path: Path) -> Location:
+    """`locate`, but of what can be a file; raises `ValueError` for a bucket, and for a URL that ends with a slash."""
+    location = locate(path)
+    if location.system is not None:
+        is_bucket = location.is_object_store and "/" not in location.inner
+        if is_bucket or location.shown.endswith("/"):
+            raise ValueError(
+                f"{location.shown!r} is no file, but a bucket or folder; the form is gs://BUCKET_NAME/PATH"
+            )
+    return location
 
 
 def remote(path: Path) -> Location:
