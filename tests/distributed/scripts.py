@@ -34,6 +34,9 @@ def train(index: int, strategy: str, folder: str) -> None:
     history = trainer.fit(loader, epochs=2, verbose=2)
     evaluated = trainer.evaluate(batches("gpt", 2), verbose=0)
     predicted = trainer.predict(examples().tensors[0][:21], batch_size=8, verbose=0)
+    from_loader = trainer.predict(DataLoader(TensorDataset(*examples().tensors), batch_size=8), verbose=0)
+    assert torch.allclose(from_loader[:21], predicted)
+    assert len(from_loader) == 43
     result = {
         "losses": losses.seen,
         "accuracy": history.history["accuracy"],

@@ -126,6 +126,9 @@ def test_a_model_goes_on_under_another_strategy() -> None:
     expected = trainer.evaluate(batches("gpt", 2), verbose=0)["loss"]
     other = Trainer(trainer.model, loss="cross_entropy", strategy=DDPStrategy())
     assert other.evaluate(batches("gpt", 2), verbose=0)["loss"] == pytest.approx(expected, rel=1e-5)
+    for strategy in (FSDPStrategy(4), "single", "fsdp", "single"):
+        again = Trainer(trainer.model, loss="cross_entropy", strategy=strategy)
+        assert again.evaluate(batches("gpt", 2), verbose=0)["loss"] == pytest.approx(expected, rel=1e-5)
     smaller = Trainer(model_of("gpt"), loss="cross_entropy", strategy=FSDPStrategy(2))
     smaller.model.load_state_dict({name: value.cpu() for name, value in trainer.model.state_dict().items()})
     assert smaller.evaluate(batches("gpt", 2), verbose=0)["loss"] == pytest.approx(expected, rel=1e-5)

@@ -41,6 +41,7 @@ __all__ = [
     "resized",
     "set_sharding",
     "storage_data",
+    "unspread",
     "value_of",
 ]
 
@@ -194,6 +195,16 @@ def set_sharding(tensor: torch.Tensor, sharding: Sharding | None) -> None:
         data.value = placed
     else:
         assign(tensor, constrained(value, sharding))
+
+
+def unspread(tensor: torch.Tensor) -> None:
+    """Bring what the storage of a tensor holds to the one device, and let it lie as it likes from now on."""
+    data = storage_data(tensor)
+    data.sharding = None
+    value = data.value
+    if value is not None and value.sharding is not None and isinstance(value.buffer, jax.Array):
+        counters.add("Reshard")
+        data.value = Value(value.spec, runtime.moved(value.buffer, None))
 
 
 def constrained(value: Value, sharding: Sharding) -> Value:

@@ -34,6 +34,7 @@ __all__ = [
     "shard_shape",
     "sharded_like",
     "sharding_of",
+    "to_one_device",
 ]
 
 # None, an axis, or several for one dimension
@@ -209,6 +210,12 @@ def set_sharding(tensor: Tensor, sharding: Sharding) -> None:
     use_home(sharding.home)
     with state.lock:
         device_tensors.set_sharding(tensor.detach(), sharding)
+
+
+def to_one_device(tensor: Tensor) -> None:
+    """Bring a tensor that lies on several devices to the first one alone, in place; others stay as they are."""
+    with state.lock:
+        device_tensors.unspread(tensor.detach())
 
 
 def shard_shape(tensor: Tensor) -> tuple[int, ...]:

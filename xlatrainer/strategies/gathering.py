@@ -6,16 +6,18 @@ model from the forward to the backward pass.
 """
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from xlatrainer.backend.placement import Sharding
 from xlatrainer.distributed.sharding import regathered, sharded_like, sharding_of
 
-__all__ = ["gather_in_forward"]
+__all__ = ["gather_in_forward", "remove_gathering"]
 
 # Modules that read their children's parameters without calling them.
 _READERS = (nn.MultiheadAttention,)
@@ -31,6 +33,8 @@ def gather_in_forward(
         gradient_sharding: How the gradient of a parameter shall lie; None: nothing is done for this parameter.
         reshard_after_forward: Whether the backward pass gathers again.
     """
+    remove_gathering(model)
+    handles = _handles[model] = []
     taken: set[int] = set()
     for module in model.modules():
         members = list(module.modules()) if isinstance(module, _READERS) else [module]
@@ -38,8 +42,17 @@ def gather_in_forward(
         taken.update(id(m) for m in own)
         if own:
             hooks = _Gather(own, gradient_sharding, reshard_after_forward)
-            module.register_forward_pre_hook(hooks.before)
-            module.register_forward_hook(hooks.after, always_call=True)
+            handles.append(module.register_forward_pre_hook(hooks.before))
+            handles.append(module.register_forward_hook(hooks.after, always_call=True))
+
+
+_handles: "weakref.WeakKeyDictionary[nn.Module, list[RemovableHandle]]" = weakref.WeakKeyDictionary()
+
+
+def remove_gathering(model: nn.Module) -> None:
+    """Take the hooks off again that `gather_in_forward` added to the modules of this model."""
+    for handle in _handles.pop(model, []):
+        handle.remove()
 
 
 class _Gather:

@@ -19,7 +19,9 @@ import xlatrainer.backend.transfer as transfer
 from xlatrainer.backend.placement import Home
 from xlatrainer.backend.replay.step import ReplayedStep
 from xlatrainer.distributed.mesh import use_home
+from xlatrainer.distributed.sharding import to_one_device
 from xlatrainer.nested import map_tensors
+from xlatrainer.strategies.gathering import remove_gathering
 from xlatrainer.strategies.strategy import Step, Strategy
 
 __all__ = ["SingleDeviceStrategy", "refuse_shared_memory", "tied_names"]
@@ -53,6 +55,10 @@ class SingleDeviceStrategy(Strategy):
     def setup(self, model: nn.Module) -> nn.Module:
         if self._is_lazy:
             use_home(self.home)
+            for tensor in [*model.parameters(), *model.buffers()]:
+                if tensor.device.type == "xla":
+                    to_one_device(tensor)
+        remove_gathering(model)
         refuse_shared_memory(model, self._device)
         tied = tied_names(model)
         _move(model, self._device)

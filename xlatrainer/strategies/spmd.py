@@ -28,6 +28,7 @@ from xlatrainer.distributed.sharding import (
     sharding_of,
 )
 from xlatrainer.nested import map_tensors
+from xlatrainer.strategies.gathering import remove_gathering
 from xlatrainer.strategies.layout import describe_layout
 from xlatrainer.strategies.materialization import materialize, replace_parameter
 from xlatrainer.strategies.single import SingleDeviceStrategy, refuse_shared_memory, tied_names
@@ -109,6 +110,7 @@ class SpmdStrategy(SingleDeviceStrategy):
     def setup(self, model: nn.Module) -> nn.Module:
         set_global_mesh(self.mesh)
         self._agree_on_randomness()
+        remove_gathering(model)
         refuse_shared_memory(model, self.device)
         tied = tied_names(model)
         materialize(model, self._placed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from xlatrainer.backend.precision import precision
 from xlatrainer.data.batch import Arguments, Batch, split_batch
+from xlatrainer.data.process_share import PartOfBatch
 from xlatrainer.metrics.mean import Mean
 from xlatrainer.metrics.metric import Metric, update_metrics
 from xlatrainer.trainer.accumulation import Accumulation, GradientSums
@@ -168,7 +170,11 @@ class Stepper:
             batch: As it came.
             averaged: Whether with the averages of the weights, if there are any.
         """
-        inputs, rows = self._place(split_batch(batch, Arguments.of(self._trainer.model)).inputs)
+        arguments = Arguments.of(self._trainer.model)
+        if isinstance(batch, PartOfBatch):
+            inputs, rows = self._place(replace(batch, batch=split_batch(batch.batch, arguments).inputs))
+        else:
+            inputs, rows = self._place(split_batch(batch, arguments).inputs)
         weights = self._averaged() if averaged else contextlib.nullcontext()
         with weights, self._precision.autocast(self._strategy.device):
             output = full_precision(self._trainer.predict_step(self._precision.of_inputs(inputs)))
