@@ -63,7 +63,7 @@ EXCLUDED: dict[str, tuple[Exclusion, ...]] = {
         (Exclusion("statistics of half types are float32 here, as on GPUs: the CPU's lose digits", (BF16,)),),
     ),
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": (
-        Exclusion("the CPU's kernel reads inputs wrongly whose last dim has strides", (F32,), ("STRIDED",)),
+        Exclusion("the CPU's kernel reads inputs wrongly whose last dim has strides", (F32, BF16), ("STRIDED",)),
     ),
 }
 
