@@ -36,6 +36,7 @@ LAYERS = (
         (
             "xlatrainer.cli",
             "xlatrainer.cli.bench",
+            "xlatrainer.cli.consolidate",
             "xlatrainer.cli.debug_run",
             "xlatrainer.cli.dump_stacks",
             "xlatrainer.cli.info",

@@ -23,18 +23,22 @@ _TYPE = "__type__"  # marks a JSON object that stands for something else than a 
 class TensorTable:
     """Numbers the tensors that it is shown, each object once.
 
+    Args:
+        first: The number of the first one. Default 0.
+
     Attributes:
-        tensors: The tensors by number.
+        tensors: The tensors in the order of their numbers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
         self.tensors: list[Tensor] = []
+        self._first = first
         self._numbers: dict[int, int] = {}
 
     def number(self, tensor: Tensor) -> int:
         """The number of `tensor`; a new one if it was not shown before."""
         if id(tensor) not in self._numbers:
-            self._numbers[id(tensor)] = len(self.tensors)
+            self._numbers[id(tensor)] = self._first + len(self.tensors)
             self.tensors.append(tensor)
         return self._numbers[id(tensor)]
 

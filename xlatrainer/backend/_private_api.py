@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import torch
+from jax._src import distributed
 from jax._src.interpreters import pxla
 from jax._src.lib import xla_client
 from torch._C import DispatchKey
@@ -37,6 +38,7 @@ __all__ = [
     "call_autograd_kernel",
     "call_composite_kernel",
     "call_meta_kernel",
+    "coordination_client",
     "create_tensor",
     "find_overload",
     "function_transforms_active",
@@ -381,3 +383,17 @@ def shut_down_workers(iterator: Any) -> None:
     """
     if hasattr(iterator, "_shutdown_workers") and not iterator._persistent_workers:
         iterator._shutdown_workers()
+
+
+def coordination_client() -> Any:
+    """The connection to the service that joined this process with others: keys and values that all see.
+
+    Private because: jax has public names for joining and leaving only, and collectives that run on the devices.
+
+    Raises:
+        RuntimeError: In a process that was not joined with others.
+    """
+    client = distributed.global_state.client
+    if client is None:
+        raise RuntimeError("this process was not joined with others; see xlatrainer.launch")
+    return client

@@ -4,6 +4,8 @@ May import: tensor, executor, placement, runtime, execution_time, state, source.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import torch
@@ -19,9 +21,11 @@ from xlatrainer.backend.tensor import from_host, new_tensor, storage_data, value
 from xlatrainer.errors import ExecutionError
 
 __all__ = [
+    "Part",
     "copies_of",
     "fetch",
     "hold",
+    "hold_parts",
     "is_ready",
     "read_to_host",
     "upload_value",
@@ -168,6 +172,74 @@ def hold(tensors: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
             raise_failed_checks()  # of the program that computed them, which is done, and of those before
         from_cpu = iter(others)
         return [next(from_xla) if is_xla else next(from_cpu) for is_xla in on_xla]
+
+    return fetched
+
+
+@dataclass(frozen=True)
+class Part:
+    """A box out of a tensor.
+
+    Attributes:
+        offsets: Where it begins, in each dimension.
+        tensor: What is in it, on the CPU.
+    """
+
+    offsets: tuple[int, ...]
+    tensor: torch.Tensor
+
+
+def hold_parts(
+    tensors: Sequence[torch.Tensor], owns: Callable[[Any], bool], *, is_first: bool
+) -> Callable[[], list[list[Part]]]:
+    """As `hold`, of each tensor only the parts that this process is to save. Nothing is gathered.
+
+    Over all processes each element of a tensor is in one part: what several devices have is the first one's. Tensors
+    that every process has for itself, on the CPU or on devices of its own alone, are the first process's.
+
+    Args:
+        tensors: On any device.
+        owns: Whether a JAX device is this process's.
+        is_first: Whether this process is the first one.
+
+    Returns:
+        A function that gives the parts of each tensor, none for some. It may be called from any thread, once.
+    """
+    with state.lock:
+        if state.observer is not None and any(tensor.device.type == "xla" for tensor in tensors):
+            state.observer.interrupted("it keeps a value", user_line())
+        values = {i: value_of(t.detach()) for i, t in enumerate(tensors) if t.device.type == "xla"}
+        if any(value.buffer is None for value in values.values()):
+            run_pending("a copy is kept")
+        buffers = {i: value.buffer for i, value in values.items()}
+    places: list[tuple[int, tuple[int, ...]]] = []
+    pieces = []
+    for i, buffer in buffers.items():
+        if isinstance(buffer, Lost):
+            raise buffer.error()
+        if not is_first and all(owns(device) for device in buffer.sharding.device_set):
+            continue
+        for shard in buffer.addressable_shards:
+            if shard.replica_id == 0 and owns(shard.device):
+                places.append((i, tuple(part.start or 0 for part in shard.index)))
+                pieces.append(shard.data)
+    copies = runtime.copies(pieces)
+    count, dtypes = len(tensors), [values[i].spec.dtype for i, _ in places]
+    others = {i: t.detach().to("cpu", copy=True) for i, t in enumerate(tensors) if is_first and i not in values}
+
+    def fetched() -> list[list[Part]]:
+        found: list[list[Part]] = [[] for _ in range(count)]
+        for i, tensor in others.items():
+            found[i].append(Part((0,) * tensor.dim(), tensor))
+        try:
+            for (i, offsets), dtype, copy in zip(places, dtypes, copies, strict=True):
+                found[i].append(Part(offsets, runtime.to_host(copy).to(dtype)))
+        except jax.errors.JaxRuntimeError as error:
+            raise ExecutionError(f"the program that computes a tensor to be saved failed: {error}") from error
+        copies.clear()
+        with state.lock:
+            raise_failed_checks()
+        return found
 
     return fetched
 

@@ -3,11 +3,17 @@
 import argparse
 from collections.abc import Sequence
 
-from xlatrainer.cli import bench, debug_run, dump_stacks, info
+from xlatrainer.cli import bench, consolidate, debug_run, dump_stacks, info
 
 __all__ = ["main"]
 
-COMMANDS = {"info": info, "debug-run": debug_run, "dump-stacks": dump_stacks, "bench": bench}
+COMMANDS = {
+    "info": info,
+    "debug-run": debug_run,
+    "dump-stacks": dump_stacks,
+    "bench": bench,
+    "consolidate": consolidate,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -27,6 +27,7 @@ from xlatrainer.distributed.sharding import (
     set_sharding,
     sharding_of,
 )
+from xlatrainer.distributed.team import JoinedProcesses, Team
 from xlatrainer.nested import map_tensors
 from xlatrainer.strategies.gathering import remove_gathering
 from xlatrainer.strategies.layout import describe_layout
@@ -76,6 +77,7 @@ class SpmdStrategy(SingleDeviceStrategy):
         self._model: nn.Module | None = None
         self._optimizers: list[Optimizer] = []
         self._names: dict[Tensor, str] = {}
+        self._team = JoinedProcesses() if mesh.home.spans_processes else None
 
     @abstractmethod
     def spec_of(self, name: str, parameter: Tensor) -> PartitionSpec | None:
@@ -88,6 +90,10 @@ class SpmdStrategy(SingleDeviceStrategy):
     @property
     def home(self) -> Home:
         return self.mesh.home
+
+    @property
+    def team(self) -> Team | None:
+        return self._team
 
     @property
     def batch_parts(self) -> int:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from xlatrainer.backend.closures import step_ended
 from xlatrainer.backend.replay.step import one_by_one
+from xlatrainer.distributed.team import Team
 
 __all__ = ["Step", "Strategy"]
 
@@ -96,6 +97,11 @@ class Strategy(ABC):
         By default that is the parameter's device. Never is more than its part on a device.
         """
         return tensor.to(parameter.device, copy=True)
+
+    @property
+    def team(self) -> Team | None:
+        """The processes that hold the model together; None if this one has all of it. By default None."""
+        return None
 
     @property
     def batch_parts(self) -> int:

@@ -1,6 +1,7 @@
 """The Trainer."""
 
+from xlatrainer.trainer.checkpoints.consolidation import consolidate
 from xlatrainer.trainer.schedules import WarmupCosineLR
 from xlatrainer.trainer.trainer import Trainer
 
-__all__ = ["Trainer", "WarmupCosineLR"]
+__all__ = ["Trainer", "WarmupCosineLR", "consolidate"]

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from xlatrainer.backend.transfer import hold_parts
 from xlatrainer.data.random_states import random_states, restore_random_states
+from xlatrainer.distributed.team import Team
 from xlatrainer.encoding import TensorTable, encode
 from xlatrainer.strategies.strategy import Strategy
-from xlatrainer.trainer.checkpoints.files import Content, read_checkpoint
+from xlatrainer.trainer.checkpoints.files import Content, Share, read_checkpoint
 from xlatrainer.trainer.ema import EMA
 from xlatrainer.trainer.weights import Loaded, NameMap, load_into, model_state, renamed
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from xlatrainer.trainer.progress import Progress
     from xlatrainer.trainer.trainer import Trainer
 
-__all__ = ["Saved", "as_saved", "collect", "load_progress", "load_state", "read"]
+__all__ = ["Saved", "as_saved", "collect", "collect_share", "load_progress", "load_state", "read"]
 
 _COUNTERS = ("epoch", "step", "num_examples")
 
@@ -43,6 +45,7 @@ class Saved:
         tied: Further names of tied weights, each with the name in `weights`.
         state: "counters", "parts" and "classes" by the names of `Trainer.stateful_parts`, "progress", "random".
         run: The name of the training that it is of; None if it was written by format 1.
+        processes: How many processes wrote it, each with its own place in the data.
     """
 
     path: str
@@ -50,6 +53,7 @@ class Saved:
     tied: dict[str, str]
     state: dict[str, Any]
     run: str | None
+    processes: int = 1
 
     @property
     def in_epoch(self) -> bool:
@@ -84,18 +88,10 @@ def collect(trainer: Trainer, progress: Progress | None, run: str) -> Callable[[
     """
     table = TensorTable()
     weights, tied, others = model_state(trainer.model)
-    parts = trainer.stateful_parts()
-    counters = {name: getattr(trainer, name) for name in _COUNTERS}
-    state = {
-        "counters": counters,
-        "classes": {name: type(part).__name__ for name, part in parts.items()},
-        "parts": {name: encode(part.state_dict(), table, name) for name, part in parts.items()},
-        "model": encode(others, table, "model"),
-        "progress": encode(None if progress is None else progress.state_dict(), table, "progress"),
-        "random": encode(random_states(), table, "random"),
-    }
-    in_epoch = progress is not None and progress.done is not None
-    about = {**counters, "in_epoch": in_epoch, "run": run, "saved": time.time()}
+    state = _shared_state(trainer, others, table)
+    state["progress"] = encode(None if progress is None else progress.state_dict(), table, "progress")
+    state["random"] = encode(random_states(), table, "random")
+    about = _about(trainer, progress, run)
     fetch = trainer.strategy.hold([*weights.values(), *table.tensors])
 
     def content() -> Content:
@@ -107,8 +103,56 @@ def collect(trainer: Trainer, progress: Progress | None, run: str) -> Callable[[
     return content
 
 
-def read(path: str | os.PathLike[str]) -> Saved:
+def collect_share(trainer: Trainer, progress: Progress | None, run: str, team: Team) -> Callable[[], Share]:
+    """As `collect`, what this one of several processes has to save: nothing is gathered.
+
+    Args:
+        trainer, progress, run: As for `collect`.
+        team: The processes.
+    """
+    table = TensorTable()
+    weights, tied, others = model_state(trainer.model)
+    state = _shared_state(trainer, others, table)
+    place = None if progress is None else {**progress.state_dict()}
+    state["values"] = encode(None if place is None else place.pop("values"), table, "values")
+    own = TensorTable(first=len(table.tensors))
+    local = {"progress": encode(place, own, "progress"), "random": encode(random_states(), own, "random")}
+    about = _about(trainer, progress, run)
+    held = hold_parts([*weights.values(), *table.tensors], team.owns, is_first=team.index == 0)
+    fetch = trainer.strategy.hold(own.tensors)
+
+    def share() -> Share:
+        parts = held()
+        named = dict(zip(weights, parts, strict=False))
+        is_finite = all(_is_finite(part.tensor) for found in named.values() for part in found)
+        return Share(named, tied, state, parts[len(named) :], about, local, fetch(), is_finite)
+
+    return share
+
+
+def _shared_state(trainer: Trainer, others: Mapping[str, Any], table: TensorTable) -> dict[str, Any]:
+    """What all processes of a training have alike."""
+    parts = trainer.stateful_parts()
+    return {
+        "counters": {name: getattr(trainer, name) for name in _COUNTERS},
+        "classes": {name: type(part).__name__ for name, part in parts.items()},
+        "parts": {name: encode(part.state_dict(), table, name) for name, part in parts.items()},
+        "model": encode(others, table, "model"),
+    }
+
+
+def _about(trainer: Trainer, progress: Progress | None, run: str) -> dict[str, Any]:
+    in_epoch = progress is not None and progress.done is not None
+    counters = {name: getattr(trainer, name) for name in _COUNTERS}
+    return {**counters, "in_epoch": in_epoch, "run": run, "saved": time.time()}
+
+
+def read(path: str | os.PathLike[str], team: Team | None = None) -> Saved:
     """The checkpoint at `path`: a folder, or a single file of format 1. Executes no code, whatever is in it.
+
+    Args:
+        path: Where it is.
+        team: Processes that all read it. Default None: this one alone.
 
     Raises:
         CheckpointError: If it is damaged; the message names the file.
@@ -117,13 +161,14 @@ def read(path: str | os.PathLike[str]) -> Saved:
     """
     if "://" not in os.fspath(path) and Path(path).is_file():
         return _read_format_1(Path(path))
-    return as_saved(os.fspath(path), read_checkpoint(path))
+    return as_saved(os.fspath(path), read_checkpoint(path, team))
 
 
 def as_saved(path: str, content: Content) -> Saved:
     """What the files at `path` mean."""
     state = content.decoded()
-    return Saved(path, {**content.weights, **state["model"]}, content.tied, state, content.about["run"])
+    weights = {**content.weights, **state["model"]}
+    return Saved(path, weights, content.tied, state, content.about["run"], content.about.get("processes", 1))
 
 
 def load_state(
@@ -197,9 +242,22 @@ def _is_like(value: Any, parameter: Tensor) -> bool:
     )
 
 
-def load_progress(saved: Saved, progress: Progress) -> None:
-    """Set the place in the data, the values of the epoch so far, and all random states."""
+def load_progress(saved: Saved, progress: Progress, processes: int = 1) -> None:
+    """Set the place in the data, the values of the epoch so far, and all random states.
+
+    Args:
+        saved: The checkpoint.
+        progress: Of the `fit` that goes on.
+        processes: How many train together. Default 1.
+    """
     state = saved.state
+    if saved.in_epoch and saved.processes != processes:
+        warnings.warn(
+            f"{saved.path} is of the middle of an epoch and was saved by {saved.processes} process(es); now there are "
+            f"{processes}. As many batches are dropped as were done: those are the same examples only if the data "
+            f"gives all processes together the same batches as before",
+            stacklevel=2,
+        )
     if state["progress"] is not None:
         progress.load_state_dict(state["progress"])
     elif state["random"] is not None:

@@ -12,17 +12,18 @@ import math
 import os
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from xlatrainer.callbacks.callback import Callback
 from xlatrainer.callbacks.frequency import Frequency
-from xlatrainer.trainer.checkpoint import Saved, as_saved, collect, load_progress, load_state, read
+from xlatrainer.trainer.checkpoint import Saved, as_saved, collect, collect_share, load_progress, load_state, read
 from xlatrainer.trainer.checkpoints.background import BackgroundWriter
-from xlatrainer.trainer.checkpoints.files import write_checkpoint
+from xlatrainer.trainer.checkpoints.files import write_checkpoint, write_share
 from xlatrainer.trainer.checkpoints.folder import CheckpointFolder
 from xlatrainer.trainer.checkpoints.places import place_of
+from xlatrainer.trainer.checkpoints.together import together
 from xlatrainer.trainer.interruption import Interruption
 from xlatrainer.trainer.logs import Logs
 from xlatrainer.trainer.progress import Progress
@@ -79,14 +80,23 @@ class Saver:
     def save(self, path: str | os.PathLike[str], *, in_background: bool) -> None:
         """Save to `path`; see `Trainer.save`."""
         self.wait()
-        content = collect(self._trainer, self.progress, self._run)
+        write = self._collected(path)
         shown = os.fspath(path)
         if not in_background:
-            write_checkpoint(path, content())
+            write()
             self._written(shown)
             return
-        self._writer.start(lambda: write_checkpoint(path, content()))
+        self._writer.start(write)
         self._unreported.append(shown)
+
+    def _collected(self, path: str | os.PathLike[str]) -> Callable[[], None]:
+        """Keep the state as it is now; returns a function that writes it to `path`, alone or with other processes."""
+        team = self._trainer.strategy.team
+        if team is None:
+            content = collect(self._trainer, self.progress, self._run)
+            return lambda: write_checkpoint(path, content())
+        share = collect_share(self._trainer, self.progress, self._run, team)
+        return lambda: write_share(path, share(), team)
 
     def wait(self) -> None:
         """Wait until what is written in the background is on the disk; raise its error if it had one."""
@@ -98,7 +108,9 @@ class Saver:
     def remove(self, path: str | os.PathLike[str]) -> None:
         """Delete a checkpoint, or a file of weights, that was saved before."""
         self.wait()
-        place = place_of(path)
+        team, place = self._trainer.strategy.team, place_of(path)
+        if team is not None and team.index:
+            return  # the first process deletes
         if place.holds_checkpoint():
             place.remove()
         else:
@@ -117,11 +129,12 @@ class Saver:
         folder = self._folder
         self.wait()
         path = folder.path_of(step)
-        content = collect(self._trainer, self.progress, self._run)
+        save, team = self._collected(path), self._trainer.strategy.team
 
         def write() -> None:
-            write_checkpoint(path, content())
-            folder.clean(self._run)
+            save()
+            if team is None or team.index == 0:
+                folder.clean(self._run)
 
         if in_background:
             self._writer.start(write)
@@ -144,6 +157,11 @@ class Saver:
         self.resumed_from = None if resumed is None else resumed.path
         self._saved_at = None
         self._first_step = self._trainer.step
+        if self._frequency.seconds is not None and self._trainer.strategy.team is not None:
+            raise ValueError(
+                "save_freq is a time, and several processes train together, whose clocks would have them save after "
+                "different steps: give a number of steps, or leave it at the end of epochs"
+            )
         self._frequency.begin(self._trainer.step)
         self._warned_of_nan = False
 
@@ -229,13 +247,13 @@ class Saver:
         if resume_from is None:
             return None
         if resume_from != "last":
-            saved = read(resume_from)
+            saved = read(resume_from, self._trainer.strategy.team)
             if self._folder is not None:
                 self._folder.protected = saved.path
         else:
             if self._folder is None:
                 raise ValueError('resume_from="last" needs Trainer(output_dir=...), where the checkpoints are')
-            newest = self._folder.newest()
+            newest = self._folder.newest(self._trainer.strategy.team)
             if newest is None:
                 _log.info("there is no checkpoint to resume from: the training begins")
                 return None
@@ -248,13 +266,24 @@ class Saver:
     def load(self, path: str | os.PathLike[str], *, strict: bool, names: NameMap | None) -> Loaded:
         """Load model, optimizers and counters; see `Trainer.load`."""
         self.progress = None
-        return load_state(self._trainer, read(path), strict=strict, names=names, everything=False)
+        return load_state(
+            self._trainer, read(path, self._trainer.strategy.team), strict=strict, names=names, everything=False
+        )
 
     def save_weights(self, path: str | os.PathLike[str]) -> None:
         """Save the weights alone; see `Trainer.save_weights`."""
         weights, tied, _ = model_state(self._trainer.model)
-        fetched = self._trainer.strategy.fetch(list(weights.values()))
-        write_weight_file(path, dict(zip(weights, fetched, strict=True)), tied)
+        team = self._trainer.strategy.team
+        named = dict(zip(weights, self._trainer.strategy.fetch(list(weights.values())), strict=True))
+        if team is None:
+            write_weight_file(path, named, tied)
+            return
+
+        def write() -> None:
+            if team.index == 0:
+                write_weight_file(path, named, tied)
+
+        together(team, write, f"the weights {os.fspath(path)} could not be written")
 
     def load_weights(self, path: str | os.PathLike[str], *, strict: bool, names: NameMap | None) -> Loaded:
         """Load weights alone; see `Trainer.load_weights`."""
@@ -267,7 +296,8 @@ class Saver:
     def resume(self, saved: Saved, progress: Progress) -> None:
         """Set everything to what it was; called once the hooks that had been called before it was saved were called."""
         load_state(self._trainer, saved, everything=True)
-        load_progress(saved, progress)
+        team = self._trainer.strategy.team
+        load_progress(saved, progress, 1 if team is None else team.count)
         if self._folder is not None and saved.path == self._folder.path_of(self._trainer.step):
             self._saved_at = self._place()  # nothing is to be saved before the next step
         if self._hooks is not None:

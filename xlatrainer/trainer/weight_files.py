@@ -14,7 +14,9 @@ from torch import Tensor
 
 from xlatrainer.errors import CheckpointError
 from xlatrainer.storage.publishing import fetched, publish_file
-from xlatrainer.trainer.checkpoints.files import read_weights, write_weights
+from xlatrainer.trainer.checkpoints.files import open_weights, read_weights, write_weights
+from xlatrainer.trainer.checkpoints.manifest import manifest_of
+from xlatrainer.trainer.checkpoints.places import MANIFEST, place_of
 
 __all__ = ["read_weight_files", "write_weight_file"]
 
@@ -54,13 +56,16 @@ def read_weight_files(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], 
         ValueError: If it is something else.
         CheckpointError: If a file is damaged.
     """
-    with fetched(path, (".safetensors", _INDEX)) as local:
+    with fetched(path, (".safetensors", _INDEX, MANIFEST)) as local:
         if local.is_dir():
             return _read_folder(local, os.fspath(path))
         return _read_file(local, os.fspath(path))
 
 
 def _read_folder(folder: Path, shown: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    if (folder / MANIFEST).is_file():
+        with open_weights(folder, manifest_of(place_of(folder))["files"], shown) as stored:
+            return stored.tensors(), json.loads(stored.metadata.get("tied", "{}"))
     files = [folder / "model.safetensors"]
     indices = sorted(folder.glob(f"*{_INDEX}"))
     if indices:

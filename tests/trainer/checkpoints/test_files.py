@@ -80,8 +80,8 @@ DAMAGE: dict[str, tuple[Any, str]] = {
         r"manifest.json is damaged: its contents do not have the hash that it states",
     ),
     "a later format": (
-        lambda folder: edited(folder / "manifest.json", lambda manifest: manifest.update(format=3)),
-        r"has format 3, this xlatrainer reads format 2 .* use the xlatrainer that wrote it",
+        lambda folder: edited(folder / "manifest.json", lambda manifest: manifest.update(format=4)),
+        r"has format 4, this xlatrainer reads formats 2 and 3 .* use the xlatrainer that wrote it",
     ),
     "another's manifest": (
         lambda folder: (folder / "manifest.json").write_text("[]"),

@@ -1,14 +1,20 @@
-"""One checkpoint: a folder of four files, written whole and checked when it is read.
+"""One checkpoint: a folder of files, written whole and checked when it is read.
 
     model.safetensors  the weights, as any program that knows safetensors reads them; tied weights once
     state.json         all else, without its tensors
     state.safetensors  the tensors of `state.json`
     manifest.json      the format, size and SHA-256 of the other files, and what a list of checkpoints shows
 
+That is what a process writes that has the whole model. Of several that have parts of it, process 1 of 4 writes
+
+    model-00001-of-00004-0.safetensors  its parts of the weights, in as many files as it has parts of one tensor
+    state-00001-of-00004-0.safetensors  its parts of the tensors of `state.json`, which the first process writes
+    local-00001-of-00004.json           what only it knows: its place in the data, its random states
+    local-00001-of-00004.safetensors    the tensors of that
+
 Owns the format. What the state means is the business of `trainer.checkpoint`, where it is kept that of `places`.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -17,16 +23,39 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from xlatrainer.encoding import as_stored, decode, from_stored
+from xlatrainer.backend.transfer import Part
+from xlatrainer.distributed.team import Team
+from xlatrainer.encoding import decode, from_stored
 from xlatrainer.errors import CheckpointError
-from xlatrainer.trainer.checkpoints.places import MANIFEST, Place, place_of
+from xlatrainer.trainer.checkpoints.manifest import (
+    IN_PARTS,
+    WHOLE,
+    check_file,
+    check_size,
+    fingerprint,
+    manifest_of,
+    write_manifest,
+    write_text,
+)
+from xlatrainer.trainer.checkpoints.parts import PartFiles, save_tensors, write_parts
+from xlatrainer.trainer.checkpoints.places import place_of
+from xlatrainer.trainer.checkpoints.together import together
 
-__all__ = ["FORMAT", "Content", "read_checkpoint", "read_manifest", "read_weights", "write_checkpoint", "write_weights"]
+__all__ = [
+    "Content",
+    "Share",
+    "open_weights",
+    "read_checkpoint",
+    "read_manifest",
+    "read_weights",
+    "write_checkpoint",
+    "write_share",
+    "write_weights",
+]
 
-FORMAT = 2
 _WEIGHTS, _STATE, _TENSORS = "model.safetensors", "state.json", "state.safetensors"
 
 
@@ -53,6 +82,31 @@ class Content:
         return decode(self.state, self.tensors)
 
 
+@dataclass
+class Share:
+    """What one of several processes saves of a checkpoint.
+
+    Attributes:
+        weights: Its parts of the model's tensors by name.
+        tied: As in `Content`; of this and what follows, the first process's counts.
+        state: What `encode` made of what all processes have alike.
+        tensors: Its parts of the tensors that `state` speaks of.
+        about: As in `Content`.
+        local: What `encode` made of the process's own entries of the state.
+        local_tensors: Those that `local` speaks of, numbered on from `tensors`.
+        is_finite: Whether its parts of the weights are.
+    """
+
+    weights: dict[str, list[Part]]
+    tied: dict[str, str]
+    state: dict[str, Any]
+    tensors: list[list[Part]]
+    about: dict[str, Any]
+    local: dict[str, Any]
+    local_tensors: Sequence[Tensor]
+    is_finite: bool
+
+
 def write_checkpoint(path: str | os.PathLike[str], content: Content) -> None:
     """Write `content` to the folder `path`, whole or not at all, even if the process is killed meanwhile.
 
@@ -68,12 +122,10 @@ def write_checkpoint(path: str | os.PathLike[str], content: Content) -> None:
 
     def write(folder: Path) -> None:
         write_weights(folder / _WEIGHTS, content.weights, content.tied)
-        _save_tensors(folder / _TENSORS, {str(i): tensor for i, tensor in enumerate(content.tensors)}, {})
-        _write_text(folder / _STATE, json.dumps(content.state, allow_nan=False))
-        files = {name: _fingerprint(folder / name) for name in (_WEIGHTS, _STATE, _TENSORS)}
-        manifest = {"format": FORMAT, "about": content.about, "files": files}
-        manifest["sha256"] = _digest_of(manifest)
-        _write_text(folder / MANIFEST, json.dumps(manifest, indent=1))
+        save_tensors(folder / _TENSORS, {str(i): tensor for i, tensor in enumerate(content.tensors)}, {})
+        write_text(folder / _STATE, json.dumps(content.state, allow_nan=False))
+        files = {name: fingerprint(folder / name) for name in (_WEIGHTS, _STATE, _TENSORS)}
+        write_manifest(folder, WHOLE, content.about, files)
 
     try:
         place.publish(write)
@@ -87,6 +139,41 @@ def write_checkpoint(path: str | os.PathLike[str], content: Content) -> None:
         ) from error
 
 
+def write_share(path: str | os.PathLike[str], share: Share, team: Team) -> None:
+    """As `write_checkpoint`, by several processes at once, each of which gives its share of the checkpoint.
+
+    Args:
+        path: A folder on a disk that all of them share, or a URL.
+        share: This process's.
+        team: The processes.
+
+    Raises:
+        CheckpointError: In all of them, if one of them cannot write.
+    """
+    who = f"{team.index:05d}-of-{team.count:05d}"
+
+    def write(folder: Path) -> dict[str, Any]:
+        tied = {"tied": json.dumps(share.tied)} if share.tied else {}
+        names = write_parts(folder, f"model-{who}", share.weights, tied)
+        numbered = {str(i): parts for i, parts in enumerate(share.tensors)}
+        names += write_parts(folder, f"state-{who}", numbered, {})
+        names += [f"local-{who}.safetensors", f"local-{who}.json"]
+        first = len(share.tensors)
+        save_tensors(folder / names[-2], {str(first + i): each for i, each in enumerate(share.local_tensors)}, {})
+        write_text(folder / names[-1], json.dumps(share.local, allow_nan=False))
+        if team.index == 0:
+            names.append(_STATE)
+            write_text(folder / _STATE, json.dumps(share.state, allow_nan=False))
+        return {"files": {name: fingerprint(folder / name) for name in names}, "finite": share.is_finite}
+
+    def finish(folder: Path, reports: Sequence[dict[str, Any]]) -> None:
+        files = {name: found for report in reports for name, found in report["files"].items()}
+        about = {**share.about, "finite": all(report["finite"] for report in reports), "processes": team.count}
+        write_manifest(folder, IN_PARTS, about, files)
+
+    place_of(path).publish_together(write, finish, team)
+
+
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What the manifest of the checkpoint at `path` says about it; the other files are not looked at.
 
@@ -94,21 +181,36 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
         CheckpointError: If it is damaged.
         FileNotFoundError: If there is none.
     """
-    return dict(_manifest_of(place_of(path))["about"])
+    return dict(manifest_of(place_of(path))["about"])
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> Content:
+def read_checkpoint(path: str | os.PathLike[str], team: Team | None = None) -> Content:
     """The checkpoint in the folder `path`, on the CPU, all of its files checked. Executes no code, whatever is in it.
+
+    Args:
+        path: A folder or URL, whoever and however many wrote it.
+        team: Processes that all read it: each checks some of the files. Default None: this one reads it alone.
 
     Raises:
         CheckpointError: If a file is missing or is not what was written; the message names it.
         FileNotFoundError: If there is no checkpoint.
     """
     place = place_of(path)
-    manifest = _manifest_of(place)
-    with place.opened() as folder:
-        for name, expected in manifest["files"].items():
-            _check_file(folder / name, expected, f"{place}/{name}")
+    manifest = manifest_of(place)
+    index, count = (0, 1) if team is None else (team.index, team.count)
+    with place.opened(manifest["files"]) as folder:
+
+        def check() -> None:
+            for number, (name, expected) in enumerate(manifest["files"].items()):
+                check_one = check_file if number % count == index else check_size
+                check_one(folder / name, expected, f"{place}/{name}")
+
+        if team is None:
+            check()
+        else:
+            together(team, check, f"the checkpoint {place} could not be read")
+        if manifest["format"] == IN_PARTS:
+            return _read_parts(folder, manifest, str(place), index)
         weights, tied = read_weights(folder / _WEIGHTS)
         named = _load_tensors(folder / _TENSORS)[0]
         tensors = [named[str(number)] for number in range(len(named))]
@@ -116,12 +218,39 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Content:
     return Content(weights, tied, state, tensors, manifest["about"])
 
 
+def _read_parts(folder: Path, manifest: Mapping[str, Any], shown: str, index: int) -> Content:
+    """What several processes wrote, with the own entries of process `index`, or of another where there were fewer."""
+    with open_weights(folder, manifest["files"], shown) as files:
+        weights, tied = files.tensors(), json.loads(files.metadata.get("tied", "{}"))
+    with PartFiles(_beginning(folder, manifest["files"], "state-"), shown) as files:
+        named = files.tensors()
+    local = _beginning(folder, manifest["files"], "local-")
+    number = index % manifest["about"]["processes"]
+    texts, tensors = ([path for path in local if path.suffix == suffix] for suffix in (".json", ".safetensors"))
+    named.update(_load_tensors(tensors[number])[0])
+    state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+    state.update(json.loads(texts[number].read_text(encoding="utf-8")))
+    values = state.pop("values")
+    if state["progress"] is not None:
+        state["progress"]["values"] = values
+    return Content(weights, tied, state, [named[str(i)] for i in range(len(named))], manifest["about"])
+
+
+def open_weights(folder: Path, names: Sequence[str] | Mapping[str, Any], shown: str) -> PartFiles:
+    """The weights of a checkpoint with these files, whether in parts or not."""
+    return PartFiles(_beginning(folder, names, "model"), shown)
+
+
+def _beginning(folder: Path, names: Sequence[str] | Mapping[str, Any], start: str) -> list[Path]:
+    return [folder / name for name in sorted(names) if name.startswith(start) and name != _STATE]
+
+
 def write_weights(path: Path, weights: Mapping[str, Tensor], tied: Mapping[str, str]) -> None:
     """A safetensors file of these CPU tensors, on the disk when this returns."""
     metadata = {"format": "pt"}  # what Hugging Face's loaders look for
     if tied:
         metadata["tied"] = json.dumps(dict(tied))
-    _save_tensors(path, weights, metadata)
+    save_tensors(path, weights, metadata)
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -130,62 +259,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, json.loads(metadata.get("tied", "{}"))
 
 
-def _save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    stored, about = as_stored(tensors)
-    save_file(stored, path, {**metadata, **about})
-    _flush(path)
-
-
 def _load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     with safetensors.safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata() or {})
     return from_stored(load_file(path), metadata), metadata
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-    _flush(path)
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _digest_of(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _manifest_of(place: Place) -> dict[str, Any]:
-    """The manifest of a checkpoint, checked against its own hash."""
-    shown = str(place)
-    try:
-        manifest = json.loads(place.manifest())
-    except ValueError as error:
-        raise CheckpointError(f"{shown}/{MANIFEST} is damaged: it is no JSON ({error})") from None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
-        raise CheckpointError(f"{shown}/{MANIFEST} was not written by xlatrainer: it names no format")
-    if manifest["format"] != FORMAT:
-        raise CheckpointError(
-            f"{shown} has format {manifest['format']}, this xlatrainer reads format {FORMAT} and the single files of "
-            f"format 1; use the xlatrainer that wrote it"
-        )
-    stated = manifest.pop("sha256", None)
-    if stated != _digest_of(manifest):
-        raise CheckpointError(f"{shown}/{MANIFEST} is damaged: its contents do not have the hash that it states")
-    return manifest
-
-
-def _check_file(path: Path, expected: Mapping[str, Any], shown: str) -> None:
-    if not path.is_file():
-        raise CheckpointError(f"{shown} is missing; the checkpoint is not whole")
-    size = path.stat().st_size
-    if size != expected["size"]:
-        raise CheckpointError(f"{shown} is damaged: it has {size} bytes, {expected['size']} were written")
-    if _fingerprint(path)["sha256"] != expected["sha256"]:
-        raise CheckpointError(f"{shown} is damaged: its contents do not have the SHA-256 that was written down")

@@ -8,9 +8,11 @@ import os
 import re
 import warnings
 
+from xlatrainer.distributed.team import Team
 from xlatrainer.errors import CheckpointError
 from xlatrainer.trainer.checkpoints.files import Content, read_checkpoint, read_manifest
 from xlatrainer.trainer.checkpoints.places import place_of
+from xlatrainer.trainer.checkpoints.together import together
 
 __all__ = ["CheckpointFolder"]
 
@@ -39,16 +41,22 @@ class CheckpointFolder:
         """Where the checkpoint of this step is."""
         return str(self._place.child(f"step_{step:08d}"))
 
-    def newest(self) -> tuple[str, Content] | None:
+    def newest(self, team: Team | None = None) -> tuple[str, Content] | None:
         """Path and contents of the newest checkpoint that is whole, all of it checked; None if there is none.
 
         A damaged one is left where it is, with a warning that says what is wrong with it.
+
+        Args:
+            team: Processes that all ask, and get the same one. Default None: this one alone.
         """
         damaged = []
-        for _, step in sorted(self._saved(), reverse=True):
+        steps = [step for _, step in sorted(self._saved(), reverse=True)]
+        if team is not None:  # what the first one sees counts
+            steps = together(team, lambda: steps, f"the checkpoints in {self._place} could not be listed")[0]
+        for step in steps:
             path = self.path_of(step)
             try:
-                content = read_checkpoint(path)
+                content = read_checkpoint(path, team)
             except (CheckpointError, FileNotFoundError) as error:  # the latter: its training has deleted it meanwhile
                 damaged.append(str(error))
                 continue

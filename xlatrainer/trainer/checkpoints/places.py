@@ -5,24 +5,37 @@ only if the process that wrote them is dead. Knows nothing of what the files hol
 
 On a local disk a folder gets its name when all of it is on the disk. A remote store cannot rename a folder: there the
 manifest is written last and removed first, and a folder without one counts as not there.
+
+Several processes write into one folder, on a disk that they share: the first one makes it, and gives it its name when
+all of them are done.
 """
 
 import contextlib
 import os
+import re
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from xlatrainer.distributed.team import Team
 from xlatrainer.storage.files import exists, list_folder, read, remove
 from xlatrainer.storage.publishing import TEMPORARY, flush_folder, get_file, is_abandoned, put_file, temporary_name
 from xlatrainer.storage.systems import Location, locate
+from xlatrainer.trainer.checkpoints.together import together
 
 __all__ = ["FILES", "MANIFEST", "Place", "place_of"]
 
 MANIFEST = "manifest.json"
-FILES = ("model.safetensors", "state.safetensors", "state.json", MANIFEST)  # all names that a checkpoint ever has
+FILES = ("model.safetensors", "state.safetensors", "state.json", MANIFEST)  # of one process
+_OWN = re.compile(  # all names that a checkpoint ever has
+    r"(model|state)\.safetensors|(state|manifest)\.json"
+    r"|(model|state)-\d{5}-of-\d{5}-\d+\.safetensors|local-\d{5}-of-\d{5}\.(json|safetensors)"
+)
+WriteShare = Callable[[Path], dict[str, Any]]
+Finish = Callable[[Path, list[dict[str, Any]]], None]
 
 
 class Place(ABC):
@@ -66,8 +79,22 @@ class Place(ABC):
         """
 
     @abstractmethod
-    def opened(self) -> contextlib.AbstractContextManager[Path]:
-        """A local folder with those files of the checkpoint that there are, for the length of the block."""
+    def publish_together(self, write: WriteShare, finish: Finish, team: Team) -> None:
+        """As `publish`, by several processes.
+
+        Args:
+            write: Called in each of them: writes its files, and returns a report.
+            finish: Called in the first one with the reports of all, when all have written: writes the manifest.
+            team: The processes.
+
+        Raises:
+            CheckpointError: In all of them, if one of them fails. What was here before is untouched; behind a URL, it
+                is gone if it was to be replaced.
+        """
+
+    @abstractmethod
+    def opened(self, names: Collection[str]) -> contextlib.AbstractContextManager[Path]:
+        """A local folder with those of the files `names` that there are, for the length of the block."""
 
     @abstractmethod
     def remove(self) -> None:
@@ -122,12 +149,15 @@ class _Local(Place):
     def holds_checkpoint(self) -> bool:
         return (self._path / MANIFEST).is_file()
 
-    def publish(self, write: Callable[[Path], None]) -> None:
+    def _make_parents(self) -> None:
         if self._path.is_dir() and not self.holds_checkpoint() and any(self._path.iterdir()):
             raise FileExistsError(
                 f"{self} is a folder that holds something else than a checkpoint; save under a name of its own in it"
             )
         self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def publish(self, write: Callable[[Path], None]) -> None:
+        self._make_parents()
         with temporary_name(self._path, "writing") as temporary:
             temporary.mkdir()
             try:
@@ -137,6 +167,41 @@ class _Local(Place):
                 _remove_own_files(temporary)
                 raise
             self._take(temporary)
+
+    def publish_together(self, write: WriteShare, finish: Finish, team: Team) -> None:
+        failed = f"the checkpoint {self} could not be written"
+        is_first = team.index == 0
+        with temporary_name(self._path, "writing") as own:
+
+            def make() -> str:
+                if is_first:
+                    self._make_parents()
+                    own.mkdir()
+                return own.name
+
+            temporary = self._path.with_name(together(team, make, failed)[0])
+
+            def write_own() -> dict[str, Any]:
+                if not temporary.is_dir():
+                    raise FileNotFoundError(
+                        "it does not see the folder that the first process has made; give a folder on a disk that all "
+                        "processes share, or a URL"
+                    )
+                return write(temporary)
+
+            def take() -> None:
+                if is_first:
+                    finish(temporary, reports)
+                    flush_folder(temporary)
+                    self._take(temporary)
+
+            try:
+                reports = together(team, write_own, failed)
+                together(team, take, failed)
+            except BaseException:
+                if is_first and temporary.is_dir():
+                    _remove_own_files(temporary)
+                raise
 
     def _take(self, temporary: Path) -> None:
         """Give the whole folder at `temporary` this name."""
@@ -164,7 +229,7 @@ class _Local(Place):
         return (self._path / MANIFEST).read_bytes()
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[Path]:
+    def opened(self, names: Collection[str]) -> Iterator[Path]:
         yield self._path
 
     def remove(self) -> None:
@@ -230,21 +295,47 @@ class _Remote(Place):
             for name in FILES:  # the manifest is the last of them
                 put_file(os.path.join(folder, name), self._url_of(name))
 
+    def publish_together(self, write: WriteShare, finish: Finish, team: Team) -> None:
+        failed = f"the checkpoint {self} could not be written"
+        with tempfile.TemporaryDirectory(prefix="xlatrainer-") as folder:
+
+            def begin() -> None:
+                if team.index == 0 and self.holds_checkpoint():
+                    self.remove()
+
+            def write_own() -> dict[str, Any]:
+                report = write(Path(folder))
+                for name in sorted(os.listdir(folder)):
+                    put_file(os.path.join(folder, name), self._url_of(name))
+                return report
+
+            def end() -> None:
+                if team.index == 0:
+                    finish(Path(folder), reports)
+                    put_file(os.path.join(folder, MANIFEST), self._url_of(MANIFEST))
+
+            together(team, begin, failed)
+            reports = together(team, write_own, failed)
+            together(team, end, failed)
+
     def manifest(self) -> bytes:
         if not self.holds_checkpoint():
             raise FileNotFoundError(f"{self} is no checkpoint: it has no {MANIFEST}")
         return read(self._url_of(MANIFEST))
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[Path]:
+    def opened(self, names: Collection[str]) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="xlatrainer-") as folder:
-            for name in FILES:
+            for name in names:
                 with contextlib.suppress(FileNotFoundError):  # a missing file is reported by who knows the manifest
                     get_file(self._url_of(name), os.path.join(folder, name))
             yield Path(folder)
 
     def remove(self) -> None:
-        for name in reversed(FILES):
+        found: list[str] = []
+        with contextlib.suppress(FileNotFoundError):
+            found = [entry.name for entry in list_folder(self._location.shown) if _OWN.fullmatch(entry.name)]
+        for name in sorted(found, key=lambda name: name != MANIFEST):  # which is what makes it a checkpoint
             with contextlib.suppress(FileNotFoundError):
                 remove(self._url_of(name))
         if not self._location.is_object_store:
@@ -261,8 +352,9 @@ class _Remote(Place):
 
 def _remove_own_files(folder: Path, others_to: Path | None = None) -> None:
     """Delete a checkpoint's files in `folder`, and `folder` if nothing else is in it or all else can be moved."""
-    for name in FILES:
-        (folder / name).unlink(missing_ok=True)
+    for entry in list(folder.iterdir()):
+        if _OWN.fullmatch(entry.name):
+            entry.unlink(missing_ok=True)
     others = list(folder.iterdir())
     if others_to is not None:
         for other in others:

@@ -1,0 +1,32 @@
+"""One of two processes that train together and save: the program that test_share.py runs.
+
+python -m tests.trainer.saving_processes INDEX PORT FOLDER
+
+Writes the losses of a training, and those of one that was resumed in the middle of an epoch.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+
+from tests.trainer.test_resume_elsewhere import OPTIONS, batches, trainer_with
+
+RESUMED_FROM = 6
+
+
+def train(folder: Path, index: int) -> None:
+    """Each process gives half of the rows of a batch."""
+    rows = slice(8 * index, 8 * index + 8)
+    own = [(inputs[rows], targets[rows]) for inputs, targets in batches()]
+    trainer, losses = trainer_with("fsdp", OPTIONS["adamw"], output_dir=folder, save_freq=2, max_to_keep=2)
+    trainer.fit(own, epochs=2, verbose=0)
+    again, resumed = trainer_with("fsdp", OPTIONS["adamw"])
+    again.fit(own, epochs=2, verbose=0, resume_from=folder / "checkpoints" / f"step_{RESUMED_FROM:08d}")
+    (folder / f"losses{index}").write_text(json.dumps([losses, resumed]))
+
+
+if __name__ == "__main__":
+    jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, int(sys.argv[1]))
+    train(Path(sys.argv[3]), int(sys.argv[1]))
