@@ -1,22 +1,21 @@
-"""One of two processes that train together and save: the program that test_share.py runs.
+"""Two processes that train together and save: the program that test_share.py runs.
 
-python -m tests.trainer.saving_processes INDEX PORT FOLDER
+python -m tests.trainer.saving_processes FOLDER
 
-Writes the losses of a training, and those of one that was resumed in the middle of an epoch.
+Each writes the losses of a training, and those of one that was resumed in the middle of an epoch.
 """
 
 import json
 import sys
 from pathlib import Path
 
-import jax
-
 from tests.trainer.test_resume_elsewhere import OPTIONS, batches, trainer_with
+from xlatrainer.distributed.launch import launch
 
 RESUMED_FROM = 6
 
 
-def train(folder: Path, index: int) -> None:
+def train(index: int, folder: Path) -> None:
     """Each process gives half of the rows of a batch."""
     rows = slice(8 * index, 8 * index + 8)
     own = [(inputs[rows], targets[rows]) for inputs, targets in batches()]
@@ -28,5 +27,4 @@ def train(folder: Path, index: int) -> None:
 
 
 if __name__ == "__main__":
-    jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, int(sys.argv[1]))
-    train(Path(sys.argv[3]), int(sys.argv[1]))
+    launch(train, (Path(sys.argv[1]),), nprocs=2)

@@ -15,7 +15,7 @@ from torch import nn
 from tests.trainer.helpers import DEVICES, ON_CPU, class_batches, classifier, strategy_on
 from xlatrainer.callbacks.callback import Callback
 from xlatrainer.errors import CheckpointError
-from xlatrainer.trainer.checkpoints import files
+from xlatrainer.trainer.checkpoints import parts
 from xlatrainer.trainer.trainer import Trainer
 
 OPTIMIZERS = {
@@ -140,7 +140,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint(tmp_path: Path, monkeypatc
         filename.write_bytes(b"half of")
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(files, "save_file", fail)
+    monkeypatch.setattr(parts, "save_file", fail)
     with pytest.raises(CheckpointError, match=r"state could not be written: no space left .* as it was"):
         trainer.save(path)
     assert contents(path) == before

@@ -77,4 +77,4 @@ def _write(path: Path, stored: PartFiles, progress: bool) -> None:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().reshape(-1).view(uint8).numpy())
+    return tensor.contiguous().reshape(-1).view(uint8).numpy().data
