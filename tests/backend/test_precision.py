@@ -1,6 +1,8 @@
 """Precision policies: what tensors report, what the device holds, and that programs of two policies never mix."""
 
 import copy
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -131,6 +133,19 @@ def test_a_setter_and_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_USE_BF16", "1")
     xla.precision()
     assert held(torch.ones(2, device="xla")) == "float32"
+
+
+def test_a_setting_starts_no_device() -> None:
+    code = (
+        "import torch, xlatrainer as xla\n"
+        "from xlatrainer.backend import runtime\n"
+        "xla.precision('bf16')\n"
+        "assert not runtime.is_device_chosen()\n"
+        "assert torch.tensor([1.001]).to('xla').item() == 1.0\n"
+        "assert runtime.is_device_chosen()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 def test_wrong_names_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ class precision:
         _policy(names, {})
         self._before = _Chosen.names
         _Chosen.names = names
-        refresh_policy()
+        _follow()
 
     def __enter__(self) -> None:
         return None
@@ -87,6 +87,12 @@ class precision:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         _Chosen.names = self._before
+        _follow()
+
+
+def _follow() -> None:
+    """Take the policy at once; if the device was not used yet, its first value does: a setting starts no XLA."""
+    if runtime.is_device_chosen():
         refresh_policy()
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "compiler_options",
     "copies",
     "default_device",
+    "is_device_chosen",
     "from_parts",
     "from_process",
     "global_devices",
@@ -91,6 +92,11 @@ def default_device() -> Any:
         keep_freed_memory()
         _Chosen.device = local_devices()[0]
     return _Chosen.device
+
+
+def is_device_chosen() -> bool:
+    """Whether anybody has used the device yet."""
+    return _Chosen.device is not None
 
 
 def num_live_arrays() -> int:
