@@ -87,18 +87,21 @@ class _Partition:
                     axes[factor] = entry
         kept = self.factors[-1]
         summed = tuple(axis for factor, entry in axes.items() if factor not in kept for axis in entry)
+        summed_over = frozenset(summed)
         used: set[str] = set(summed)
         scattered: tuple[str, ...] = ()
         outer: dict[str, tuple[str, ...]] = {}  # how the result's factors lie
         inner: dict[str, tuple[str, ...]] = {f: entry for f, entry in axes.items() if f not in kept}
         for factor in kept:
             entry = axes.get(factor, ())
-            if entry and entry == summed and not scattered:
+            if entry and summed_over.issuperset(entry) and not scattered:
                 outer[factor], inner[factor], scattered = entry, (), entry
             else:
                 free = entry if not used.intersection(entry) else ()
                 outer[factor] = inner[factor] = free
                 used.update(free)
+
+        rest = tuple(axis for axis in summed if axis not in scattered)
 
         def sharding(names: str, of: dict[str, tuple[str, ...]]) -> Any:
             entries = [of.get(factor) or None for factor in names]
@@ -112,8 +115,8 @@ class _Partition:
             made = self.function(*arrays)
             if scattered:
                 dimension = next(i for i, factor in enumerate(kept) if outer[factor] == scattered)
-                return lax.psum_scatter(made, scattered, scatter_dimension=dimension, tiled=True)
-            return lax.psum(made, summed) if summed else made
+                made = lax.psum_scatter(made, scattered, scatter_dimension=dimension, tiled=True)
+            return lax.psum(made, rest) if rest else made  # of shards alone, where there are any
 
         return mesh, part, sharding(kept, outer), tuple(sharding(names, inner) for names in self.factors[:-1])
 
