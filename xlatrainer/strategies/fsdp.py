@@ -101,7 +101,7 @@ class FSDPStrategy(SpmdStrategy):
             dimension = max(fitting, key=lambda i: parameter.shape[i], default=None)
         if dimension is None:
             return None
-        if not isinstance(dimension, int) or not 0 <= dimension < parameter.dim():
+        if not isinstance(dimension, int) or isinstance(dimension, bool) or not 0 <= dimension < parameter.dim():
             raise ValueError(
                 f"the policy gave {dimension!r} for {name} of shape {tuple(parameter.shape)}: accepted are a dimension "
                 f"of it, {LARGEST!r}, and None to leave it whole"

@@ -57,8 +57,14 @@ def materialize(model: nn.Module, place: Place) -> None:
                 f"method reset_parameters() to initialize them: give the class one, or make the model on the CPU"
             )
         before = dict(module.named_parameters(recurse=False))
-        module.to_empty(device="cpu", recurse=False)
+        _allocate(module, missing)
         reset()
+        forgotten = [key for key in missing if _is_unwritten(getattr(module, key))]
+        if forgotten:
+            raise ValueError(
+                f"{path or 'the model'} ({type(module).__name__}): reset_parameters() leaves {', '.join(forgotten)} "
+                f"without contents, which is on the meta device: initialize it there too, or make the model on the CPU"
+            )
         for key, parameter in before.items():
             fresh = module._parameters[key]
             assert fresh is not None
@@ -68,3 +74,28 @@ def materialize(model: nn.Module, place: Place) -> None:
                 placed = nn.Parameter(place(name, fresh.detach()), requires_grad=parameter.requires_grad)
                 torch.utils.swap_tensors(parameter, placed)
             done.add(id(parameter))
+
+
+def _mark_of(tensor: Tensor) -> float | int:
+    """What stands for contents that nobody has written."""
+    return float("nan") if tensor.is_floating_point() or tensor.is_complex() else torch.iinfo(tensor.dtype).min
+
+
+def _allocate(module: nn.Module, keys: list[str]) -> None:
+    """Give these parameters and buffers of the module memory on the CPU."""
+    for key in keys:
+        tensor = getattr(module, key)
+        made = torch.empty_like(tensor, device="cpu")
+        if tensor.dtype != torch.bool:
+            made = made.detach().fill_(_mark_of(tensor))
+        if isinstance(tensor, nn.Parameter):
+            module._parameters[key] = nn.Parameter(made, requires_grad=tensor.requires_grad)
+        else:
+            module._buffers[key] = made
+
+
+def _is_unwritten(tensor: Tensor) -> bool:
+    if tensor.numel() == 0 or tensor.dtype == torch.bool:
+        return False
+    mark = _mark_of(tensor)
+    return bool((tensor.isnan() if mark != mark else tensor == mark).all())

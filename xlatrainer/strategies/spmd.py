@@ -44,7 +44,7 @@ def all_devices(devices: int | Sequence[int] | None) -> list[int]:
         devices: How many, or which; None for all there are, those of other processes included.
 
     Raises:
-        ValueError: If there are not so many.
+        ValueError: If there are not so many, or if it is none.
     """
     from_all = len(runtime.global_devices())
     if devices is None:
@@ -56,6 +56,8 @@ def all_devices(devices: int | Sequence[int] | None) -> list[int]:
                 f"process"
             )
         return list(range(devices))
+    if not devices:
+        raise ValueError("devices is empty; name at least one, or None for all")
     return list(devices)
 
 
@@ -114,6 +116,7 @@ class SpmdStrategy(SingleDeviceStrategy):
         return self.mesh.home.replicated if spec is None else resolve_sharding(shape, self.mesh, spec)
 
     def setup(self, model: nn.Module) -> nn.Module:
+        self._check_specs(model)
         set_global_mesh(self.mesh)
         self._agree_on_randomness()
         remove_gathering(model)
@@ -152,6 +155,15 @@ class SpmdStrategy(SingleDeviceStrategy):
             )
         torch.set_rng_state(from_first(torch.get_rng_state()))
         set_rng_state_tensor(from_first(get_rng_state_tensor()))
+
+    def _check_specs(self, model: nn.Module) -> None:
+        """Raise for a spec that does not fit its parameter, before anything is placed."""
+        for name, parameter in model.named_parameters():
+            for spec in (self.spec_of(name, parameter), self.state_spec_of(name, parameter)):
+                try:
+                    self.sharding(parameter.shape, spec)
+                except ValueError as error:
+                    raise ValueError(f"the parameter {name}: {error}") from error
 
     def _placed(self, name: str, parameter: Tensor) -> Tensor:
         parameter = from_first(parameter)  # which all processes begin with
