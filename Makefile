@@ -12,13 +12,16 @@ DEV := $(VENV)/.installed-dev
 MODELS := $(VENV)/.installed-models
 
 .DEFAULT_GOAL := help
-.PHONY: help mnist test operators test-models kill-test test-sharding fuzz check format setup clean distclean
+.PHONY: help mnist gpt test operators test-models kill-test test-sharding fuzz check format setup clean distclean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 mnist: $(RUNTIME)  ## install, then train the MNIST recipe
 	$(BIN)/python recipes/mnist.py $(ARGS)
+
+gpt: $(RUNTIME)  ## install, then train a small GPT on a play: make gpt ARGS="--strategy fsdp"
+	$(BIN)/python recipes/gpt.py $(ARGS)
 
 test: $(DEV)  ## install with the development tools, then run the tests
 	scripts/test $(ARGS)

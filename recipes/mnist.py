@@ -5,6 +5,7 @@ this file; `--download` fetches all 70,000. The same seed gives the same accurac
 
     python recipes/mnist.py
     python recipes/mnist.py --epochs 10 --batch-size 256 --logdir runs/mnist --device-report
+    CPU_NUM_DEVICES=4 python recipes/mnist.py --strategy fsdp
 """
 
 import argparse
@@ -25,6 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import xlatrainer as xla
 
 SHIPPED_DIGITS = Path(__file__).parent / "data" / "mnist"
+STRATEGIES = ("single", "ddp", "fsdp", "hsdp", "zero1", "zero2", "auto")
 MEAN, STANDARD_DEVIATION = 0.1307, 0.3081  # of the training set's pixels
 
 
@@ -181,6 +183,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="learning rate of the first epoch, falling towards 0 (default: 0.1)",
     )
     parser.add_argument("--seed", type=int, default=42, help="of the weights and the order of batches (default: 42)")
+    parser.add_argument(
+        "--strategy",
+        choices=STRATEGIES,
+        default="single",
+        help="one device, or what each of several has, see docs/sharding.md (default: single)",
+    )
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--download", action="store_true", help="all 70,000 digits, through torchvision")
     data.add_argument("--fake-data", action="store_true", help="random images: no file is read, nothing is learnt")
@@ -218,7 +226,9 @@ def main(arguments: Sequence[str] | None = None) -> float:
     callbacks: list[xla.callbacks.Callback] = [throughput]
     if options.logdir:
         callbacks.append(xla.callbacks.CSVLogger(Path(options.logdir) / "scalars.csv"))
-    trainer = xla.Trainer(model, optimizer, loss="nll", metrics=["accuracy"], callbacks=callbacks)
+    trainer = xla.Trainer(
+        model, optimizer, loss="nll", metrics=["accuracy"], callbacks=callbacks, strategy=options.strategy
+    )
 
     def lower_learning_rate(epoch: int, logs: Mapping[str, float]) -> None:
         for group in optimizer.param_groups:
@@ -226,6 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> float:
 
     print(f"MNISTNet on {xla.device()}, {len(train.labels):,} digits to train, {len(test.labels):,} to test")
     print_summary(model)
+    if options.strategy != "single":
+        print(f"{type(trainer.strategy).__name__}, {len(xla.real_devices())} devices")
     history = trainer.fit(
         train_batches,
         epochs=options.epochs,

@@ -1,5 +1,6 @@
 """The recipe, run as a user runs it."""
 
+import os
 import re
 import subprocess
 import sys
@@ -15,8 +16,14 @@ RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "mnist.py"
 
 
 def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"CPU_NUM_DEVICES": "1"}  # as without the tests' own setting
     return subprocess.run(
-        [sys.executable, str(RECIPE), *arguments], capture_output=True, text=True, timeout=300, check=check
+        [sys.executable, str(RECIPE), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=check,
+        env=environment,
     )
 
 
@@ -80,3 +87,20 @@ def test_batches_are_shuffled_by_their_generator_alone() -> None:
     assert sorted(orders[0][0]) == list(range(10))
     assert [len(labels) for _, labels in mnist.Batches(digits, 4)] == [4, 4, 2]
     assert len(mnist.Batches(digits, 4)) == 3
+
+
+def test_over_several_devices(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    digits = tuple(
+        mnist.Digits(part.images[:count], part.labels[:count])
+        for part, count in zip(mnist.shipped_digits(), (512, 100), strict=True)
+    )
+    monkeypatch.setattr(mnist, "shipped_digits", lambda: digits)
+    losses = []
+    for strategy in ("single", "fsdp"):
+        accuracy = mnist.main(["--epochs=2", "--batch-size=64", f"--strategy={strategy}"])
+        assert accuracy > 0.5
+        out = capsys.readouterr().out
+        assert ("FSDPStrategy, 8 devices" in out) == (strategy == "fsdp")
+        losses.append([float(loss) for loss in re.findall(r" loss: ([\d.]+)", out)])
+    assert losses[0][1] < losses[0][0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
