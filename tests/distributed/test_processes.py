@@ -36,18 +36,30 @@ def results(folder: Path, strategy: str) -> list[dict[str, Any]]:
 
 
 @with_two_devices
-@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("ddp", marks=pytest.mark.slow)])
-def test_two_train_as_one(tmp_path: Path, strategy: str, capfd: pytest.CaptureFixture[str]) -> None:
-    launch(scripts.train, (strategy, str(tmp_path)), nprocs=2)
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        ("gpt", "fsdp"),
+        *(
+            pytest.param(kind, strategy, marks=pytest.mark.slow)
+            for kind in ("cnn", "gpt")
+            for strategy in ("ddp", "fsdp", "hsdp", "tensor_parallel")
+            if (kind, strategy) != ("gpt", "fsdp")
+        ),
+    ],
+)
+def test_two_train_as_one(tmp_path: Path, kind: str, strategy: str, capfd: pytest.CaptureFixture[str]) -> None:
+    launch(scripts.train, (kind, strategy, str(tmp_path)), nprocs=2)
     shown = capfd.readouterr().out
-    assert shown.count("Epoch 2/2") == 1
+    assert shown.count("Epoch 7/7") == 1
     first, second = results(tmp_path, strategy)
     assert first.pop("devices") == ["CPU:0", "CPU:1"]
     assert len(second.pop("devices")) == 2
     assert first == second
-    scripts.train(0, "single", str(tmp_path))
+    scripts.train(0, kind, "single", str(tmp_path))
     (alone,) = results(tmp_path, "single")
-    assert first["examples"] == alone["examples"] == 86
+    assert first["examples"] == alone["examples"]
+    assert len(first["losses"]) == len(alone["losses"]) == 21
     for name in ("losses", "accuracy", "predicted"):
         assert first[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-3 if name == "predicted" else 0), name
     assert first["evaluated"] == pytest.approx(alone["evaluated"], rel=1e-4)
