@@ -100,3 +100,12 @@ def test_lbfgs_is_refused(as_instance: bool) -> None:
 def test_what_is_no_optimizer_is_refused(spec: Any) -> None:
     with pytest.raises(TypeError, match=r"optimizer must be one of \['adadelta'.*a class of torch.optim, a function"):
         resolve_optimizer(spec, [nn.Parameter(torch.ones(1))])
+
+
+def test_an_optimizer_whose_step_reads_values() -> None:
+    """Its steps run with their Python, each of them: nothing foresees what it will read."""
+    losses = []
+    for device in DEVICES:
+        trainer = Trainer(classifier(), "adafactor", strategy=strategy_on(device))
+        losses.append(trainer.fit(class_batches(rows=96), epochs=2, verbose=0).history["loss"])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)

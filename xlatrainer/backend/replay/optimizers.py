@@ -6,7 +6,7 @@ hyperparameters with one parameter for each kind of parameter that is alike in t
 a trace that never runs, and the numbers found there are those of the real one. The host's part of the state (step
 counts) goes the same way. Whether that holds is not assumed: every observed step is compared (`Section.matches`).
 
-May import: ir, state, tensor, _private_api.
+May import: executor, ir, state, tensor, _private_api.
 """
 
 from collections.abc import Iterator
@@ -16,13 +16,15 @@ import torch
 from torch.optim import Optimizer
 
 from xlatrainer.backend._private_api import bare_optimizer, bare_step
+from xlatrainer.backend.executor import Lost
 from xlatrainer.backend.ir import Node, Value, make_spec
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import new_tensor, storage_data
+from xlatrainer.errors import LostValueError
 
 __all__ = ["Section", "Shadow", "Unlike"]
 
-_NEVER_READ = object()  # the contents of a shadow's tensors: what is recorded of them never runs
+_NEVER_READ = Lost("it is a shadow's")  # the contents of its tensors: what is recorded of them never runs
 
 
 class Unlike(Exception):
@@ -129,7 +131,11 @@ class Shadow:
         return bool(self._host)
 
     def step(self) -> tuple[Node, list[float]]:
-        """Record a step of the shadow; returns the node where it ends and its floats. Advances its host state."""
+        """Record a step of the shadow; returns the node where it ends and its floats. Advances its host state.
+
+        Raises:
+            Unlike: if the step reads a tensor's value, which the shadow's have not.
+        """
         for mine, real in zip(self._shadow.param_groups, self.optimizer.param_groups, strict=True):
             members = mine["params"]
             mine.update(real)
@@ -139,6 +145,8 @@ class Shadow:
         scratch.move = None  # the dummies are nowhere
         try:
             bare_step(self._shadow)
+        except LostValueError as error:
+            raise Unlike("its step reads a value") from error
         finally:
             state.trace, state.random_offset = before, offset
             for tensor, value in self._tensors:
