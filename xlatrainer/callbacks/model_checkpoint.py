@@ -103,7 +103,7 @@ class ModelCheckpoint(PerFitCallback):
 
     def on_train_begin(self, logs: LogValues) -> None:
         super().on_train_begin(logs)
-        self.frequency.begin(self.trainer.step)
+        self.frequency.begin(self.trainer.step, in_several_processes=self.trainer.strategy.team is not None)
         self._epoch = 0
         if self.monitor is not None:
             self.monitor.begin()

@@ -31,8 +31,11 @@ class Persistence:
         an older one at `path` is replaced only by a whole one. `model.safetensors` in it holds the weights. It may be
         called at any time between two steps, by a callback too.
 
+        Several processes that train together all call it; each writes the parts of the tensors on its own devices.
+
         Args:
-            path: The folder, whose parents are made if need be, or a URL that fsspec knows ("gs://", "memory://").
+            path: The folder, whose parents are made if need be, or a URL that fsspec knows ("gs://", "memory://"); in
+                several processes a folder on a disk that they share.
             async_save: Copy the state and return; a thread writes it. An error is raised by the next save, at the
                 end of `fit` or by `wait_for_saves`. Default False.
 
@@ -71,7 +74,8 @@ class Persistence:
     def save_weights(self, path: str | os.PathLike[str]) -> None:
         """Save the model's weights alone, as a safetensors file that needs no xlatrainer to be read.
 
-        It appears whole or not at all. Tied weights are in it once.
+        It appears whole or not at all. Tied weights are in it once. Several processes that train together all call it,
+        and each gathers the whole model; `consolidate` makes the same file of a checkpoint without that.
 
         Args:
             path: The file, usually ".safetensors", or a URL; its folder is made if need be.

@@ -157,12 +157,7 @@ class Saver:
         self.resumed_from = None if resumed is None else resumed.path
         self._saved_at = None
         self._first_step = self._trainer.step
-        if self._frequency.seconds is not None and self._trainer.strategy.team is not None:
-            raise ValueError(
-                "save_freq is a time, and several processes train together, whose clocks would have them save after "
-                "different steps: give a number of steps, or leave it at the end of epochs"
-            )
-        self._frequency.begin(self._trainer.step)
+        self._frequency.begin(self._trainer.step, in_several_processes=self._trainer.strategy.team is not None)
         self._warned_of_nan = False
 
     def after_batch(self) -> None:

@@ -1,7 +1,9 @@
 """Checkpoints that several processes write: two writers, each with half of this process's eight devices."""
 
+import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -25,7 +27,9 @@ from xlatrainer.errors import CheckpointError
 from xlatrainer.strategies import FSDPStrategy
 from xlatrainer.trainer import consolidate
 from xlatrainer.trainer.checkpoint import collect_share, read
+from xlatrainer.trainer.checkpoints import files, parts
 from xlatrainer.trainer.checkpoints.files import Share, read_checkpoint, read_manifest, write_share
+from xlatrainer.trainer.checkpoints.folder import CheckpointFolder
 from xlatrainer.trainer.checkpoints.places import place_of
 from xlatrainer.trainer.weight_files import read_weight_files
 
@@ -153,6 +157,38 @@ def test_the_folder_appears_when_all_have_written(tmp_path: Path, monkeypatch: p
     assert all(about["size"] == (tmp_path / "state" / name).stat().st_size for name, about in listed.items())
 
 
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("module", "function", "call"), [(parts, "save_file", 3), (files, "write_manifest", 0), (os, "rename", 1)]
+)
+def test_killed_while_a_checkpoint_is_replaced(module: Any, function: str, call: int, tmp_path: Path) -> None:
+    """In the midst of the parts, before the manifest, and between the two renames."""
+    folder = CheckpointFolder(tmp_path)
+    write(folder.path_of(1))
+    original = getattr(module, function)
+    calls = itertools.count()
+
+    def die(*arguments: Any) -> None:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(*arguments)
+
+    child = os.fork()
+    if not child:
+        try:
+            setattr(module, function, die)
+            write(folder.path_of(1), 2.0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2
+    folder.clean("mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
+    assert read_checkpoint(folder.path_of(1)).about["saved"] == 1.0
+    write(folder.path_of(1), 3.0)
+    assert read_checkpoint(folder.path_of(1)).about["saved"] == 3.0
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_error_of_one_is_an_error_of_all(failing: int, path: str) -> None:
     write(path)
@@ -268,14 +304,14 @@ def test_each_element_is_in_one_part(name: str) -> None:
     found = [hold_parts([tensor, whole[0]], w.owns, is_first=w.index == 0)() for w in writers()]
     tensor.zero_()  # what is held stays
     seen = torch.zeros(8, 8)
-    parts = [part for own in found for part in own[0]]
-    for part in parts:
+    pieces = [part for own in found for part in own[0]]
+    for part in pieces:
         box = tuple(slice(b, b + size) for b, size in zip(part.offsets, part.tensor.shape, strict=True))
         assert torch.equal(part.tensor, whole[box])
         seen[box] += 1
     assert torch.equal(seen, torch.ones(8, 8))
     assert [len(own[1]) for own in found] == [1, 0]
-    assert len(parts) == {"whole": 1, "columns within a writer": 4, "columns across writers": 4}.get(name, 8)
+    assert len(pieces) == {"whole": 1, "columns within a writer": 4, "columns across writers": 4}.get(name, 8)
 
 
 @pytest.mark.parametrize("devices", [2, 8])
@@ -307,8 +343,8 @@ def test_a_training_goes_on_from_it(devices: int, tmp_path: Path) -> None:
     assert saved.tied == {"6.weight": "4.weight"}
 
 
-def own_bytes(parts: dict[str, list[Part]]) -> int:
-    return sum(part.tensor.nbytes for found in parts.values() for part in found)
+def own_bytes(weights: dict[str, list[Part]]) -> int:
+    return sum(part.tensor.nbytes for found in weights.values() for part in found)
 
 
 def test_several_processes_and_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
