@@ -16,13 +16,11 @@ RESUMED_FROM = 6
 
 
 def train(index: int, folder: Path) -> None:
-    """Each process gives half of the rows of a batch."""
-    rows = slice(8 * index, 8 * index + 8)
-    own = [(inputs[rows], targets[rows]) for inputs, targets in batches()]
+    """Batches are those of both processes together."""
     trainer, losses = trainer_with("fsdp", OPTIONS["adamw"], output_dir=folder, save_freq=2, max_to_keep=2)
-    trainer.fit(own, epochs=2, verbose=0)
+    trainer.fit(batches(), epochs=2, verbose=0)
     again, resumed = trainer_with("fsdp", OPTIONS["adamw"])
-    again.fit(own, epochs=2, verbose=0, resume_from=folder / "checkpoints" / f"step_{RESUMED_FROM:08d}")
+    again.fit(batches(), epochs=2, verbose=0, resume_from=folder / "checkpoints" / f"step_{RESUMED_FROM:08d}")
     (folder / f"losses{index}").write_text(json.dumps([losses, resumed]))
 
 

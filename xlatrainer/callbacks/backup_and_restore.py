@@ -50,7 +50,8 @@ class BackupAndRestore(Callback):
     def on_train_begin(self, logs: LogValues) -> None:
         self._failed = False
         self._has_saved = self.trainer.saver.resumed_from == self.path
-        self.frequency.begin(self.trainer.step, in_several_processes=self.trainer.strategy.team is not None)
+        self.frequency.refuse_time(self.trainer.strategy.process[1])
+        self.frequency.begin(self.trainer.step)
 
     def on_train_batch_end(self, batch: int, logs: LogValues) -> None:
         if not self.frequency.is_epoch and self.frequency.is_due(self.trainer.step):

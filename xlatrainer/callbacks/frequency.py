@@ -47,17 +47,8 @@ class Frequency:
                 f'steps, or "epoch"'
             )
 
-    def begin(self, step: int, *, in_several_processes: bool = False) -> None:
-        """Count from this step, and from now.
-
-        Raises:
-            ValueError: For a time in several processes that do it together, each with a clock of its own.
-        """
-        if self.seconds is not None and in_several_processes:
-            raise ValueError(
-                "save_freq is a time, and several processes train together, whose clocks would have them save after "
-                "different steps: give a number of steps, or leave it at the end of epochs"
-            )
+    def begin(self, step: int) -> None:
+        """Count from this step, and from now."""
         self._step = step
         self._time = time.monotonic()
 

@@ -103,7 +103,8 @@ class ModelCheckpoint(PerFitCallback):
 
     def on_train_begin(self, logs: LogValues) -> None:
         super().on_train_begin(logs)
-        self.frequency.begin(self.trainer.step, in_several_processes=self.trainer.strategy.team is not None)
+        self.frequency.refuse_time(self.trainer.strategy.process[1])
+        self.frequency.begin(self.trainer.step)
         self._epoch = 0
         if self.monitor is not None:
             self.monitor.begin()

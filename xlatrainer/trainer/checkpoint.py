@@ -45,7 +45,6 @@ class Saved:
         tied: Further names of tied weights, each with the name in `weights`.
         state: "counters", "parts" and "classes" by the names of `Trainer.stateful_parts`, "progress", "random".
         run: The name of the training that it is of; None if it was written by format 1.
-        processes: How many processes wrote it, each with its own place in the data.
     """
 
     path: str
@@ -53,7 +52,6 @@ class Saved:
     tied: dict[str, str]
     state: dict[str, Any]
     run: str | None
-    processes: int = 1
 
     @property
     def in_epoch(self) -> bool:
@@ -167,8 +165,7 @@ def read(path: str | os.PathLike[str], team: Team | None = None) -> Saved:
 def as_saved(path: str, content: Content) -> Saved:
     """What the files at `path` mean."""
     state = content.decoded()
-    weights = {**content.weights, **state["model"]}
-    return Saved(path, weights, content.tied, state, content.about["run"], content.about.get("processes", 1))
+    return Saved(path, {**content.weights, **state["model"]}, content.tied, state, content.about["run"])
 
 
 def load_state(
@@ -242,22 +239,9 @@ def _is_like(value: Any, parameter: Tensor) -> bool:
     )
 
 
-def load_progress(saved: Saved, progress: Progress, processes: int = 1) -> None:
-    """Set the place in the data, the values of the epoch so far, and all random states.
-
-    Args:
-        saved: The checkpoint.
-        progress: Of the `fit` that goes on.
-        processes: How many train together. Default 1.
-    """
+def load_progress(saved: Saved, progress: Progress) -> None:
+    """Set the place in the data, the values of the epoch so far, and all random states."""
     state = saved.state
-    if saved.in_epoch and saved.processes != processes:
-        warnings.warn(
-            f"{saved.path} is of the middle of an epoch and was saved by {saved.processes} process(es); now there are "
-            f"{processes}. As many batches are dropped as were done: those are the same examples only if the data "
-            f"gives all processes together the same batches as before",
-            stacklevel=2,
-        )
     if state["progress"] is not None:
         progress.load_state_dict(state["progress"])
     elif state["random"] is not None:

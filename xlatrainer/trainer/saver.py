@@ -157,7 +157,7 @@ class Saver:
         self.resumed_from = None if resumed is None else resumed.path
         self._saved_at = None
         self._first_step = self._trainer.step
-        self._frequency.begin(self._trainer.step, in_several_processes=self._trainer.strategy.team is not None)
+        self._frequency.begin(self._trainer.step)
         self._warned_of_nan = False
 
     def after_batch(self) -> None:
@@ -291,8 +291,7 @@ class Saver:
     def resume(self, saved: Saved, progress: Progress) -> None:
         """Set everything to what it was; called once the hooks that had been called before it was saved were called."""
         load_state(self._trainer, saved, everything=True)
-        team = self._trainer.strategy.team
-        load_progress(saved, progress, 1 if team is None else team.count)
+        load_progress(saved, progress)
         if self._folder is not None and saved.path == self._folder.path_of(self._trainer.step):
             self._saved_at = self._place()  # nothing is to be saved before the next step
         if self._hooks is not None:

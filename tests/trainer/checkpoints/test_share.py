@@ -20,7 +20,9 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 from tests.trainer.saving_processes import RESUMED_FROM
 from tests.trainer.test_resume_elsewhere import OPTIONS, batches, trainer_with, undisturbed
 from xlatrainer.backend.transfer import Part, hold_parts
+from xlatrainer.callbacks.backup_and_restore import BackupAndRestore
 from xlatrainer.callbacks.lambda_callback import LambdaCallback
+from xlatrainer.callbacks.model_checkpoint import ModelCheckpoint
 from xlatrainer.cli.main import main
 from xlatrainer.distributed import Mesh, mark_sharding
 from xlatrainer.errors import CheckpointError
@@ -335,8 +337,7 @@ def test_a_training_goes_on_from_it(devices: int, tmp_path: Path) -> None:
     at_once([partial(write_share, folder, share, w) for share, w in zip(shares, team, strict=True)])
     assert own_bytes(shares[0].weights) <= 0.6 * sum(own_bytes(share.weights) for share in shares)
     resumed, more = trainer_with(FSDPStrategy(devices), options)
-    with pytest.warns(UserWarning, match=r"was saved by 2 process\(es\); now there are 1"):
-        resumed.fit(batches(), epochs=2, verbose=0, resume_from=folder)
+    resumed.fit(batches(), epochs=2, verbose=0, resume_from=folder)
     assert more == pytest.approx(expected[5:], rel=1e-4)
     saved = read(folder)
     assert saved.in_epoch
@@ -347,12 +348,14 @@ def own_bytes(weights: dict[str, list[Part]]) -> int:
     return sum(part.tensor.nbytes for found in weights.values() for part in found)
 
 
-def test_several_processes_and_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = FSDPStrategy()
-    monkeypatch.setattr(type(strategy), "team", property(lambda self: writers()[0]))
-    trainer, _ = trainer_with(strategy, {}, output_dir=tmp_path, save_freq="10 minutes")
-    with pytest.raises(ValueError, match="save_freq is a time, and several processes train together"):
-        trainer.fit(batches(), verbose=0)
+@pytest.mark.parametrize("callback", [ModelCheckpoint, BackupAndRestore])
+def test_callbacks_of_several_processes_have_no_common_clock(
+    callback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, _ = trainer_with(FSDPStrategy(), {})
+    monkeypatch.setattr(type(trainer.strategy), "process", property(lambda self: (0, 2)))
+    with pytest.raises(ValueError, match="2 processes train together and would not find the same step by the clock"):
+        trainer.fit(batches(), verbose=0, callbacks=[callback(tmp_path / "state", save_freq="10 minutes")])
 
 
 @pytest.mark.multiprocess
@@ -371,6 +374,5 @@ def test_two_processes(tmp_path: Path) -> None:
     assert names == ["step_00000006", "step_00000008"]
     trainer, losses = trainer_with(FSDPStrategy(2), OPTIONS["adamw"])
     folder = tmp_path / "checkpoints" / f"step_{RESUMED_FROM:08d}"
-    with pytest.warns(UserWarning, match=r"was saved by 2 process\(es\); now there are 1"):
-        trainer.fit(batches(), epochs=2, verbose=0, resume_from=folder)
+    trainer.fit(batches(), epochs=2, verbose=0, resume_from=folder)
     assert losses == pytest.approx(expected[RESUMED_FROM:], rel=1e-4)
