@@ -160,6 +160,7 @@ def test_what_is_half_written_is_not_seen_and_cleaned_only_if_it_is_ours(tmp_pat
     for path in (abandoned, elsewhere, living, others):
         path.mkdir()
         (path / "model.safetensors").write_bytes(b"half")
+        (path / ".tmpA1b2C3").write_bytes(b"what safetensors was writing")
     found = folder.newest()
     assert found is not None
     assert found[0] == folder.path_of(1)

@@ -34,6 +34,7 @@ _OWN = re.compile(  # all names that a checkpoint ever has
     r"(model|state)\.safetensors|(state|manifest)\.json"
     r"|(model|state)-\d{5}-of-\d{5}-\d+\.safetensors|local-\d{5}-of-\d{5}\.(json|safetensors)"
 )
+_UNFINISHED = re.compile(r"\.tmp\w{6}")  # what safetensors calls a file while it writes it
 WriteShare = Callable[[Path], dict[str, Any]]
 Finish = Callable[[Path, list[dict[str, Any]]], None]
 
@@ -164,7 +165,7 @@ class _Local(Place):
                 write(temporary)
                 flush_folder(temporary)
             except BaseException:
-                _remove_own_files(temporary)
+                _remove_own_files(temporary, unfinished=True)
                 raise
             self._take(temporary)
 
@@ -200,7 +201,7 @@ class _Local(Place):
                 together(team, take, failed)
             except BaseException:
                 if is_first and temporary.is_dir():
-                    _remove_own_files(temporary)
+                    _remove_own_files(temporary, unfinished=True)
                 raise
 
     def _take(self, temporary: Path) -> None:
@@ -253,7 +254,7 @@ class _Local(Place):
                 os.rename(entry, target)
                 continue
             if entry.is_dir():
-                _remove_own_files(entry)
+                _remove_own_files(entry, unfinished=left["kind"] == "writing")
             else:
                 entry.unlink()
             removed.append(entry.name)
@@ -350,10 +351,16 @@ class _Remote(Place):
         return []  # nothing tells whether the process that writes a folder is alive: it may be on another machine
 
 
-def _remove_own_files(folder: Path, others_to: Path | None = None) -> None:
-    """Delete a checkpoint's files in `folder`, and `folder` if nothing else is in it or all else can be moved."""
+def _remove_own_files(folder: Path, others_to: Path | None = None, *, unfinished: bool = False) -> None:
+    """Delete a checkpoint's files in `folder`, and `folder` if nothing else is in it or all else can be moved.
+
+    Args:
+        folder: Under a name that hides it.
+        others_to: Where to move what is none of the checkpoint's files; default None, it stays.
+        unfinished: Whether the folder was never whole, so that what safetensors had begun to write goes too.
+    """
     for entry in list(folder.iterdir()):
-        if _OWN.fullmatch(entry.name):
+        if _OWN.fullmatch(entry.name) or (unfinished and _UNFINISHED.fullmatch(entry.name)):
             entry.unlink(missing_ok=True)
     others = list(folder.iterdir())
     if others_to is not None:
