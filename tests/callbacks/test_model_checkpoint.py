@@ -162,6 +162,9 @@ def test_it_is_called_after_the_others() -> None:
 class _Sized:
     num_batches = 1
 
+    def share(self, index: int, count: int, parts: int) -> None:
+        """As an `EpochIterator` of one process."""
+
 
 def test_the_state_keeps_the_best(tmp_path: Path) -> None:
     checkpoint = ModelCheckpoint(tmp_path / "{epoch}", save_best_only=True)
