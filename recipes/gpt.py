@@ -5,6 +5,7 @@ The play lies next to this file; `--text` takes another. Eight devices of a CPU 
     python recipes/gpt.py
     CPU_NUM_DEVICES=8 python recipes/gpt.py --strategy fsdp --describe
     CPU_NUM_DEVICES=4 python recipes/gpt.py --mesh data=2,model=2
+    CPU_NUM_DEVICES=2 torchrun --nproc-per-node 2 recipes/gpt.py --mesh data=2,model=2
 """
 
 import argparse

@@ -128,6 +128,8 @@ def start(
     began = execution_time.starting()
     try:
         results = program.run(buffers, floats, ints, random)
+        if program.home is not None and program.home.one_at_a_time:
+            jax.block_until_ready(results)
     except jax.errors.JaxRuntimeError as error:
         raise ExecutionError(f"the program failed: {error}\n{program.describe()}{program.dumped()}") from error
     counters.add("Execute")

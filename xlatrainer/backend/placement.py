@@ -70,12 +70,16 @@ class Home:
     Attributes:
         devices: the JAX devices, those of all processes.
         replicated: each device holds the whole array.
+        one_at_a_time: whether a program must end before the next one starts.
     """
 
     def __init__(self, devices: Sequence[Any]) -> None:
         self.devices = tuple(devices)
         self.text = ",".join(str(device.id) for device in self.devices)
         self._shardings: dict[Any, Sharding] = {}
+        # On the CPUs of several processes: with dozens of programs in flight that do not wait for one another, those of
+        # an evaluation, XLA was seen to stand still.
+        self.one_at_a_time = self.devices[0].platform == "cpu" and self.spans_processes
         mesh = jax.sharding.Mesh(np.array(self.devices), ("devices",))
         self.replicated = Sharding(self, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()), "replicated")
 
