@@ -22,7 +22,7 @@ from xlatrainer.backend.source import user_line
 from xlatrainer.backend.state import Compilation, state
 from xlatrainer.errors import ExecutionError, LostValueError
 
-__all__ = ["Lost", "raise_failed_checks", "run_pending", "start", "wait"]
+__all__ = ["Lost", "in_turn", "raise_failed_checks", "run_pending", "start", "wait"]
 
 
 class Lost:
@@ -128,8 +128,7 @@ def start(
     began = execution_time.starting()
     try:
         results = program.run(buffers, floats, ints, random)
-        if program.home is not None and program.home.one_at_a_time:
-            jax.block_until_ready(results)
+        in_turn(program, results)
     except jax.errors.JaxRuntimeError as error:
         raise ExecutionError(f"the program failed: {error}\n{program.describe()}{program.dumped()}") from error
     counters.add("Execute")
@@ -138,6 +137,12 @@ def start(
         # On several devices the first one's: it is done when what is read of that device is.
         state.checks.append((program, results.pop().addressable_data(0)))
     return results
+
+
+def in_turn(program: Program, results: Any) -> None:
+    """Wait for the results of a run where a program must end before the next one starts."""
+    if program.home is not None and program.home.one_at_a_time:
+        jax.block_until_ready(results)
 
 
 def raise_failed_checks() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from xlatrainer.backend import counters, execution_time, loaded, measurements, runtime
-from xlatrainer.backend.executor import Lost
+from xlatrainer.backend.executor import Lost, in_turn
 from xlatrainer.backend.ir import Value
 from xlatrainer.backend.program import compiled_function, lower_program, random_words
 from xlatrainer.backend.replay.observation import Origin
@@ -95,6 +95,7 @@ class Series:
         try:
             with runtime.x64():
                 last, given, failure = self._run(*inputs)
+            in_turn(program, (last, failure))
         except jax.errors.JaxRuntimeError as error:
             plan.distribute(batches[-1], values, [Lost.by(error)] * len(program.outputs), copied)
             raise ExecutionError(f"the program of {self.number} steps failed: {error}") from error
