@@ -104,6 +104,13 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device_prefetch_size", type=int, default=4, help="batches ahead on the device (default: 4)")
     parser.add_argument("--host_to_device_transfer_threads", type=int, default=1, help="default: 1")
     parser.add_argument("--use_gradient_checkpointing", action="store_true", help="compute residual blocks twice")
+    parser.add_argument(
+        "--strategy",
+        choices=("single", "ddp", "fsdp", "hsdp", "zero1", "zero2", "auto"),
+        default="single",
+        help="one device, or what each of several has, see docs/sharding.md (default: single)",
+    )
+    parser.add_argument("--ddp", dest="strategy", action="store_const", const="ddp", help="the same as --strategy ddp")
     parser.add_argument("--drop_last", action="store_true", help="leave out a last batch that is short")
     parser.add_argument("--fake_data", action="store_true", help="noise instead of images: nothing is learnt")
     parser.add_argument("--tidy", action="store_true", help="remove --logdir at the end")
@@ -208,6 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
         callbacks=callbacks,
         scheduler=make_schedule(options, steps_per_epoch),
         scheduler_interval="step",
+        strategy=options.strategy,
         gradient_checkpointing=blocks_of(model) if options.use_gradient_checkpointing else (),
     )
     history = trainer.fit(

@@ -34,6 +34,8 @@ def test_the_flags_of_the_scripts_are_accepted() -> None:
     defaults = resnet.parse_arguments(["--fake_data", "--batch_size=256", "--num_epochs=1"])
     assert (defaults.batch_size, defaults.model, defaults.test_set_batch_size) == (256, "resnet50", 64)
     assert resnet.make_schedule(defaults, 10) is None
+    assert defaults.strategy == "single"
+    assert resnet.parse_arguments(["--ddp"]).strategy == "ddp"
 
 
 def test_the_schedule() -> None:
@@ -57,6 +59,7 @@ def test_a_training_on_images(
         f"--logdir={logs}",
         "--num_epochs=2",
         "--num_warmup_epochs=1",
+        "--ddp",
         "--drop_last",
     ]
     accuracy = resnet.main(arguments)
