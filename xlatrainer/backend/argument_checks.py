@@ -96,14 +96,23 @@ def _randint_like(self: torch.Tensor, *bounds: Any, **options: Any) -> None:
         _random_bounds(self, *bounds)
 
 
+MAX_CATEGORIES = 2**24  # whole numbers that float32 has one after the other
+
+
 def _multinomial(
     self: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
 ) -> None:
-    if not replacement and self.dim() and num_samples > self.shape[-1]:
+    if not 1 <= self.dim() <= 2 or not self.is_floating_point():
+        return  # the CPU's kernel is asked
+    if num_samples <= 0:
+        raise RuntimeError(f"cannot sample n_sample <= 0 samples, got {num_samples} (aten::multinomial)")
+    if not replacement and num_samples > self.shape[-1]:
         raise RuntimeError(
             f"cannot sample n_sample > prob_dist.size(-1) samples without replacement: {num_samples} of "
             f"{self.shape[-1]} (aten::multinomial)"
         )
+    if self.shape[-1] > MAX_CATEGORIES:
+        raise RuntimeError(f"number of categories cannot exceed 2^24, got {self.shape[-1]} (aten::multinomial)")
 
 
 _CHECKS: dict[str, Callable[..., None]] = {
