@@ -61,3 +61,9 @@ def test_tensors_of_before_are_brought_along() -> None:
     assert xla.counters.value("Reshard") == reshards + 1
     assert (before + 2).tolist() == [2, 3, 4, 5, 6, 7]  # and stays there
     assert xla.counters.value("Reshard") == reshards + 1
+
+
+def test_meshes_over_the_same_devices_share_them() -> None:
+    for devices in ([0], [0, 1], range(8)):
+        assert Mesh(devices, (len(devices),)).home is Mesh(devices, (1, len(devices)), ("a", "b")).home
+    assert Mesh([0, 1], (2,)).home is not Mesh([1, 0], (2,)).home

@@ -153,11 +153,9 @@ def constrained_to(array: Any, sharding: Sharding) -> Any:
 _homes: dict[tuple[Any, ...], Home] = {}
 
 
-def home_of(devices: Sequence[Any]) -> Home | None:
-    """The home of these JAX devices; None for the first device of this process alone."""
+def home_of(devices: Sequence[Any]) -> Home:
+    """The one home of these JAX devices."""
     key = tuple(devices)
-    if key == (runtime.default_device(),):
-        return None
     found = _homes.get(key)
     if found is None:
         found = _homes[key] = Home(key)

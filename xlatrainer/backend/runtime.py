@@ -26,7 +26,6 @@ __all__ = [
     "copies",
     "default_device",
     "is_device_chosen",
-    "from_parts",
     "from_process",
     "global_devices",
     "local_devices",
@@ -151,13 +150,6 @@ def from_process(tensor: torch.Tensor, shape: tuple[int, ...], sharding: Any) ->
     counters.add("TransferToDevice")
     with measurements.timed("TransferToDeviceTime"), x64():
         return jax.make_array_from_process_local_data(sharding, _private_copy(_as_array(tensor)), shape)
-
-
-def from_parts(shape: tuple[int, ...], sharding: Any, parts: Sequence[tuple[Any, torch.Tensor]]) -> Any:
-    """A device array of `shape` made of the parts that the devices of this process hold, `(device, CPU tensor)`."""
-    with x64():
-        pieces = [jax.device_put(_private_copy(_as_array(part)), device) for device, part in parts]
-        return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
 
 def moved(buffer: Any, sharding: Any) -> Any:

@@ -74,7 +74,7 @@ class Mesh:
             raise ValueError(f"there are the devices 0 to {len(there) - 1}{more}, got {unknown}")
         devices = np.array([there[i] for i in self.device_ids], dtype=object).reshape(self.mesh_shape)
         self.jax = jax.sharding.Mesh(devices, self.axis_names)
-        self._home = placement.home_of(list(devices.flat)) or placement.Home(list(devices.flat))
+        self._home = placement.home_of(list(devices.flat))
 
     @property
     def home(self) -> Home:

@@ -24,7 +24,7 @@ from xlatrainer.nested import map_tensors
 from xlatrainer.strategies.gathering import remove_gathering
 from xlatrainer.strategies.strategy import Step, Strategy
 
-__all__ = ["SingleDeviceStrategy", "refuse_shared_memory", "tied_names"]
+__all__ = ["SingleDeviceStrategy", "refuse_shared_memory", "tie", "tied_names"]
 
 
 class SingleDeviceStrategy(Strategy):
@@ -62,10 +62,7 @@ class SingleDeviceStrategy(Strategy):
         refuse_shared_memory(model, self._device)
         tied = tied_names(model)
         _move(model, self._device)
-        for first, *others in tied:
-            for name in others:
-                owner, _, leaf = name.rpartition(".")
-                setattr(model.get_submodule(owner), leaf, model.get_parameter(first))
+        tie(model, tied)
         return model
 
     @contextlib.contextmanager
@@ -106,6 +103,14 @@ def tied_names(model: nn.Module) -> list[list[str]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
     return [group for group in names.values() if len(group) > 1]
+
+
+def tie(model: nn.Module, tied: list[list[str]]) -> None:
+    """Make the parameters of each group of names the first one again."""
+    for first, *others in tied:
+        for name in others:
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, model.get_parameter(first))
 
 
 def _move(model: nn.Module, device: torch.device) -> None:

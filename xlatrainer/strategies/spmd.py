@@ -32,7 +32,7 @@ from xlatrainer.nested import map_tensors
 from xlatrainer.strategies.gathering import remove_gathering
 from xlatrainer.strategies.layout import describe_layout
 from xlatrainer.strategies.materialization import materialize, replace_parameter
-from xlatrainer.strategies.single import SingleDeviceStrategy, refuse_shared_memory, tied_names
+from xlatrainer.strategies.single import SingleDeviceStrategy, refuse_shared_memory, tie, tied_names
 
 __all__ = ["SpmdStrategy", "all_devices"]
 
@@ -132,10 +132,7 @@ class SpmdStrategy(SingleDeviceStrategy):
             for key, buffer in module._buffers.items():
                 if buffer is not None and buffer.device.type != "xla":
                     module._buffers[key] = place_input(buffer, self.mesh.home.replicated)
-        for first, *others in tied:
-            for name in others:
-                owner, _, leaf = name.rpartition(".")
-                setattr(model.get_submodule(owner), leaf, model.get_parameter(first))
+        tie(model, tied)
         self._model = model
         self.prepare(model)
         return model
@@ -175,9 +172,8 @@ class SpmdStrategy(SingleDeviceStrategy):
             set_sharding(tensor, sharding)
 
     def place_like(self, parameters: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-        names = {id(parameter): name for name, parameter in self._named().items()}
         for parameter, tensor in zip(parameters, tensors, strict=True):
-            name = names.get(id(parameter))
+            name = self._name_of(parameter)
             if name is not None and tensor.device.type == "xla" and tensor.shape == parameter.shape:
                 self._mark(tensor, self.state_spec_of(name, parameter))
 
