@@ -1,21 +1,40 @@
 """Peers as processes that take turns: see `worker`."""
 
+import argparse
 import contextlib
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-__all__ = ["OURS", "PEERS", "Contender", "chosen", "running"]
+from benchmarks.models import BENCHMARKS
+
+__all__ = ["CACHES", "PEERS", "Contender", "add_arguments", "chosen", "interpreters", "running"]
 
 _WORKER = Path(__file__).with_name("worker.py")
-PEERS = ("eager", "inductor", "lazy", "fit", "torch_xla", "torchax")
-OURS = ("lazy", "fit")
-_MODULES = {"torch_xla": "torch_xla", "torchax": "torchax"}
+# Peers, and the package that each needs.
+PEERS = {
+    "eager": "torch",
+    "inductor": "torch",
+    "lazy": "xlatrainer",
+    "fit": "xlatrainer",
+    "jax": "jax",
+    "torch_xla": "torch_xla",
+    "torchax": "torchax",
+}
+# The variables that name a peer's folder of compiled programs; the others keep none.
+CACHES = {
+    "inductor": "TORCHINDUCTOR_CACHE_DIR",
+    "lazy": "XLATRAINER_CACHE_DIR",
+    "fit": "XLATRAINER_CACHE_DIR",
+    "jax": "JAX_COMPILATION_CACHE_DIR",
+    "torch_xla": "XLA_PERSISTENT_CACHE_PATH",
+    "torchax": "JAX_COMPILATION_CACHE_DIR",
+}
 
 
 @dataclass
@@ -43,23 +62,62 @@ class Contender:
         return answer
 
 
-def chosen(peers: str, pythons: list[str]) -> dict[str, str]:
+def add_arguments(parser: argparse.ArgumentParser, peers: str) -> None:
+    """The options that say who takes part: `--peers`, `--models` and `--python`."""
+    parser.add_argument("--peers", default=peers, help=f"of {', '.join(PEERS)}; default {peers}")
+    parser.add_argument("--models", default=",".join(BENCHMARKS), help=f"of {', '.join(BENCHMARKS)}; default all")
+    add_python_argument(parser)
+
+
+def add_python_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="PEER=PATH",
+        help="the interpreter that has a peer installed which this one has not; may be given for several",
+    )
+
+
+def interpreters(entries: list[str]) -> dict[str, str]:
+    """The interpreters that `--python` names, by peer."""
+    named = {}
+    for entry in entries:
+        name, separator, path = entry.partition("=")
+        if name not in PEERS or not separator:
+            raise SystemExit(f"--python {entry}: it takes PEER=PATH, where PEER is of {', '.join(PEERS)}")
+        named[name] = path
+    return named
+
+
+def _has(python: str, package: str) -> bool:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    try:  # from the folder that a worker finds our own package in
+        return subprocess.run([python, "-c", code], cwd=_WORKER.parent.parent, check=False).returncode == 0
+    except OSError as error:
+        raise SystemExit(f"{python} does not run: {error}") from error
+
+
+def chosen(peers: str, entries: list[str]) -> dict[str, str]:
     """The peers that can run, with the interpreter of each; says of the others why they are left out."""
-    interpreters = dict(entry.split("=", 1) for entry in pythons)
+    named = interpreters(entries)
     found = {}
     for name in peers.split(","):
         if name not in PEERS:
             raise SystemExit(f"there is no peer {name!r}; there are {', '.join(PEERS)}")
-        module = _MODULES.get(name)
-        if name in interpreters or module is None or find_spec(module) is not None:
-            found[name] = interpreters.get(name, sys.executable)
+        python = named.get(name, sys.executable)
+        if _has(python, PEERS[name]):
+            found[name] = python
         else:
-            print(f"{name} is left out: {module} is not installed here (--python {name}=/path/to/python names another)")
+            hint = f"--python {name}=/path/to/python names an interpreter that has it"
+            print(f"{name} is left out: {python} has no {PEERS[name]} ({hint})", flush=True)
     return found
 
 
 @contextlib.contextmanager
-def running(peers: dict[str, str], model: str, environment: dict[str, str] | None = None) -> Iterator[list[Contender]]:
+def running(
+    peers: Mapping[str, str], model: str, environment: Mapping[str, str] | None = None
+) -> Iterator[list[Contender]]:
     """Start a process for each peer, and end them all."""
     contenders = []
     try:
@@ -69,7 +127,7 @@ def running(peers: dict[str, str], model: str, environment: dict[str, str] | Non
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=environment,
+                env={**os.environ, **(environment or {})},
             )
             contenders.append(Contender(name, process))
         yield contenders

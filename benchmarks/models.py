@@ -6,6 +6,7 @@ different batches `(inputs, targets)` on the CPU.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +74,7 @@ def _shortcut(width_in: int, width: int, stride: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
 
-def _resnet(block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], classes: int = 1000) -> nn.Module:
+def resnet(block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, ...], classes: int = 1000) -> nn.Module:
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, 2, 3, bias=False),
         nn.BatchNorm2d(64),
@@ -155,29 +156,25 @@ def _tokens(rows: int, length: int, vocabulary: int) -> Iterator[Batch]:
 class Benchmark:
     """A model with its optimizer and batches.
 
-    `optimizer` makes one of the parameters that it is given; the loss is cross-entropy.
+    `optimizer` makes one of the parameters that it is given, with the numbers that other frameworks' updates need;
+    the loss is cross-entropy.
     """
 
     name: str
     model: Callable[[], nn.Module]
     batches: Callable[[], Iterator[Batch]]
-    optimizer: Callable[..., torch.optim.Optimizer]
+    optimizer: "partial[torch.optim.Optimizer]"
 
 
-def _sgd(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
-
-
-def _adamw(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=3e-4)
-
+_sgd = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+_adamw = partial(torch.optim.AdamW, lr=3e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2)
 
 BENCHMARKS = {
     benchmark.name: benchmark
     for benchmark in (
         Benchmark("mnist", ConvNet, lambda: _images(128, 1, 28, 10), _sgd),
-        Benchmark("resnet18", lambda: _resnet(BasicBlock, (2, 2, 2, 2)), lambda: _images(8, 3, 64, 1000), _sgd),
-        Benchmark("resnet50", lambda: _resnet(Bottleneck, (3, 4, 6, 3)), lambda: _images(8, 3, 64, 1000), _sgd),
+        Benchmark("resnet18", lambda: resnet(BasicBlock, (2, 2, 2, 2)), lambda: _images(8, 3, 64, 1000), _sgd),
+        Benchmark("resnet50", lambda: resnet(Bottleneck, (3, 4, 6, 3)), lambda: _images(8, 3, 64, 1000), _sgd),
         Benchmark("gpt", Gpt, lambda: _tokens(8, 128, 256), _adamw),
     )
 }

@@ -3,7 +3,9 @@
 import json
 import os
 import platform
-from importlib import metadata
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +20,53 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
+_VERSIONS = """
+import json, sys
+from importlib import metadata
+found = {"python": sys.version.split()[0]}
+for name in sys.argv[1:]:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        continue
+print(json.dumps(found))
+"""
+
+
+def _versions(python: str) -> dict[str, str]:
+    """Of an interpreter and its packages."""
+    done = subprocess.run([python, "-c", _VERSIONS, *_PACKAGES], check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
 def _machine() -> dict[str, Any]:
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     model = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
     except OSError:
         pass  # not a Linux: the name above will do
-    return {"cores": os.cpu_count(), "processor": model, "python": platform.python_version(), "versions": versions}
+    return {"cores": os.cpu_count(), "processor": model}
 
 
-def finish(name: str, numbers: Any, file: str | None) -> None:
-    """Print the machine, and write all of it as JSON if a file is named."""
+def finish(name: str, numbers: Any, file: str | None, peers: Mapping[str, str] | None = None) -> None:
+    """Print the machine and the versions of all, and write it as JSON if a file is named.
+
+    Args:
+        name: Of the benchmark.
+        numbers: What it found, as JSON takes it.
+        file: To write to, if any.
+        peers: The interpreter of each peer that took part; without it, all ran in this one.
+    """
     machine = _machine()
-    versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items())
-    print(f"\n{machine['cores']} cores, {machine['processor']}, Python {machine['python']}, {versions}")
+    pythons = dict.fromkeys((peers or {"": sys.executable}).values())
+    versions = {
+        ", ".join(p for p, path in (peers or {}).items() if path == python): _versions(python) for python in pythons
+    }
+    print(f"\n{machine['cores']} cores, {machine['processor']}")
+    for who, found in versions.items():
+        print(f"{who or 'here'}: {', '.join(f'{package} {version}' for package, version in found.items())}")
     if file is not None:
-        Path(file).write_text(json.dumps({"benchmark": name, "machine": machine, "numbers": numbers}, indent=1) + "\n")
+        text = json.dumps({"benchmark": name, "machine": machine, "versions": versions, "numbers": numbers}, indent=1)
+        Path(file).write_text(text + "\n")

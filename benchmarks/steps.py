@@ -9,8 +9,8 @@ import argparse
 import statistics
 from typing import Any
 
-from benchmarks.contenders import PEERS, Contender, chosen, running
-from benchmarks.models import BENCHMARKS
+from benchmarks import contenders
+from benchmarks.contenders import Contender, chosen, running
 from benchmarks.report import finish, table
 
 COMPARED = 2  # first steps whose losses must agree; later ones part, since rounding decides maxima
@@ -18,22 +18,18 @@ TOLERANCE = 0.05  # of the losses, relative: a batch norm over 8 small images am
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--peers", default="eager,inductor,lazy,fit", help=f"of {', '.join(PEERS)}")
-    parser.add_argument("--models", default=",".join(BENCHMARKS), help=f"of {', '.join(BENCHMARKS)}")
+    contenders.add_arguments(parser, peers="eager,inductor,lazy,fit")
     parser.add_argument("--rounds", type=int, default=8, help="blocks of each peer")
     parser.add_argument("--block", type=int, default=10, help="steps in a block")
-    parser.add_argument(
-        "--python", action="append", default=[], metavar="PEER=PATH", help="the interpreter that has a peer installed"
-    )
 
 
-def _agreement(contenders: list[Contender]) -> None:
-    reference = contenders[0].answers[0]["losses"][:COMPARED]
-    for contender in contenders[1:]:
-        losses = contender.answers[0]["losses"][:COMPARED]
+def _agreement(processes: list[Contender]) -> None:
+    reference = processes[0].answers[0]["losses"][:COMPARED]
+    for process in processes[1:]:
+        losses = process.answers[0]["losses"][:COMPARED]
         for mine, theirs in zip(losses, reference, strict=True):
             if abs(mine - theirs) > TOLERANCE * abs(theirs):
-                raise SystemExit(f"the losses disagree: {contender.name} {losses}, {contenders[0].name} {reference}")
+                raise SystemExit(f"the losses disagree: {process.name} {losses}, {processes[0].name} {reference}")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -41,17 +37,17 @@ def run(options: argparse.Namespace) -> None:
     numbers: dict[str, Any] = {}
     rows = []
     for model in options.models.split(","):
-        with running(peers, model) as contenders:
-            for contender in contenders:
-                contender.steps(COMPARED)  # compiles
-            _agreement(contenders)
-            for contender in contenders:
-                contender.steps(options.block)
-            seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+        with running(peers, model) as processes:
+            for process in processes:
+                process.steps(COMPARED)  # compiles
+            _agreement(processes)
+            for process in processes:
+                process.steps(options.block)
+            seconds: dict[str, list[float]] = {process.name: [] for process in processes}
             for _ in range(options.rounds):
-                for contender in contenders:
-                    contender.steps(1)  # the processor's caches are another's
-                    seconds[contender.name].append(contender.steps(options.block)["seconds"])
+                for process in processes:
+                    process.steps(1)  # the processor's caches are another's
+                    seconds[process.name].append(process.steps(options.block)["seconds"])
         medians = {name: statistics.median(values) for name, values in seconds.items()}
         base = min((medians[name] for name in ("eager", "inductor") if name in medians), default=None)
         cells = []
@@ -63,4 +59,4 @@ def run(options: argparse.Namespace) -> None:
         print(f"{model}: " + ", ".join(f"{name} {cell}" for name, cell in zip(peers, cells, strict=True)), flush=True)
     print("\nMilliseconds a step, and ratio to the faster of eager and inductor:\n")
     print(table(["model", *peers], rows))
-    finish("steps", numbers, options.json)
+    finish("steps", numbers, options.json, peers)
