@@ -20,7 +20,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the suite's tables are no part of the installed package
 
-from tests.backend.opinfo_samples import DTYPES, OPERATORS, exclusions  # noqa: E402
+from tests.backend.opinfo_database import OPERATORS  # noqa: E402
+from tests.backend.opinfo_samples import DTYPES, exclusions  # noqa: E402
 from tests.backend.opinfo_tables import FREE, RELEASE  # noqa: E402
 from xlatrainer.backend._private_api import all_overloads  # noqa: E402
 from xlatrainer.backend.kernels import Served, plan  # noqa: E402

@@ -6,7 +6,6 @@ is equal is decided in `opinfo_compare.py`, what is left out in `opinfo_tables.p
 """
 
 import enum
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,35 +13,18 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 import xlatrainer as xla
 from tests.backend.opinfo_compare import difference
+from tests.backend.opinfo_database import OpInfo, SampleInput, full_name, tensors
 from tests.backend.opinfo_tables import CANONICAL, EXCLUDED, STAYS_ON_CPU, Exclusion
 from xlatrainer.backend import counters
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's test helpers speak of optional packages that we do not use
-    from torch.testing._internal.common_methods_invocations import op_db
-    from torch.testing._internal.opinfo.core import OpInfo, SampleInput
-
-__all__ = [
-    "DTYPES",
-    "OPERATORS",
-    "OpInfo",
-    "Outcome",
-    "Way",
-    "check",
-    "exclusions",
-    "full_name",
-    "tensors",
-    "to_cpu",
-    "to_xla",
-]
+__all__ = ["DTYPES", "Outcome", "Way", "check", "exclusions", "to_cpu", "to_xla"]
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
 
-OPERATORS: list[OpInfo] = list(op_db)
 SECOND_GRADIENTS = 2  # samples of each operator and dtype whose gradients are differentiated once more
 IN_PLACE_GRADIENTS = 2
 
@@ -82,18 +64,10 @@ class Outcome:
         self.failures.append(Failure(way, sample, text.strip()[:2000]))
 
 
-def full_name(op: OpInfo) -> str:
-    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
-
-
 def exclusions(op: OpInfo, dtype: torch.dtype) -> list[Exclusion]:
     """What the tables say of an operator and dtype; the variant's own entry comes before the operator's."""
     listed = EXCLUDED.get(full_name(op)) or EXCLUDED.get(op.name) or ()
     return [entry for entry in listed if not entry.dtypes or dtype in entry.dtypes]
-
-
-def tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
 # inputs

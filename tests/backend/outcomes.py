@@ -10,29 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 import xlatrainer as xla
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's test helpers speak of optional packages that we do not use
-    from torch.testing._internal.common_methods_invocations import op_db
-    from torch.testing._internal.opinfo.core import OpInfo
-
-__all__ = ["OPERATORS", "Mirror", "OpInfo", "Outcome", "full_name", "outcome", "tensors"]
-
-OPERATORS: list[OpInfo] = list(op_db)
+__all__ = ["Mirror", "Outcome", "outcome"]
 
 # What may be raised for a wrong call; anything else (an internal error of ours) fails the test at once.
 ERRORS = (RuntimeError, NotImplementedError, ValueError, IndexError, TypeError, AssertionError, AttributeError)
-
-
-def full_name(op: OpInfo) -> str:
-    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
-
-
-def tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
 class Mirror:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from jax import lax
 
-from tests.backend.opinfo_samples import OPERATORS, OpInfo, check, exclusions, full_name
+from tests.backend.opinfo_database import OPERATORS, OpInfo, full_name
+from tests.backend.opinfo_samples import check, exclusions
 from xlatrainer.backend.lowerings import attention, convolution_cpu, fusion
 from xlatrainer.backend.state import state
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from tests.backend.opinfo_samples import tensors, to_cpu, to_xla
+from tests.backend.opinfo_database import tensors
+from tests.backend.opinfo_samples import to_cpu, to_xla
 from xlatrainer.backend import counters
 from xlatrainer.backend.lowerings.registry import registered
 from xlatrainer.backend.schema import signature

@@ -18,8 +18,9 @@ import torch
 from torch.utils._pytree import tree_map
 
 from tests.backend.opinfo_compare import difference
+from tests.backend.opinfo_database import OPERATORS, OpInfo, full_name
 from tests.backend.opinfo_extra import BY_SCHEMA, CALLS, arguments_by_schema
-from tests.backend.opinfo_samples import DTYPES, OPERATORS, OpInfo, Outcome, Way, check, exclusions, full_name, to_xla
+from tests.backend.opinfo_samples import DTYPES, Outcome, Way, check, exclusions, to_xla
 from tests.backend.opinfo_tables import CANONICAL, EVERYDAY, EXCLUDED, FREE, LOOSE, RELEASE, STAYS_ON_CPU
 from xlatrainer.backend.lowerings.registry import resolve
 from xlatrainer.backend.recorder import Recorder

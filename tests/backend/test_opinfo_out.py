@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from tests.backend.outcomes import OPERATORS, Mirror, OpInfo, Outcome, full_name, outcome, tensors
+from tests.backend.opinfo_database import OPERATORS, OpInfo, full_name, tensors
+from tests.backend.outcomes import Mirror, Outcome, outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
