@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,24 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import xlatrainer as xla
 from tests.strategies.models import PLANS, Losses, batches, model_of
+from xlatrainer import config
 from xlatrainer.callbacks.callback import Callback
 from xlatrainer.distributed import Mesh, launch
-from xlatrainer.distributed.processes import barrier, from_first, largest, process_count, process_index
-from xlatrainer.strategies import MeshStrategy, Strategy
+from xlatrainer.distributed.processes import barrier, from_first, process_count, process_index
+from xlatrainer.strategies import DDPStrategy, MeshStrategy, Strategy
 from xlatrainer.trainer.trainer import Trainer
+
+
+def on_two_devices(index: int, function: Callable[..., None], *args: Any) -> None:
+    """Call a function in a process that has two devices; the environment is that of the server it came from."""
+    config.put(cpu_devices=2)
+    function(index, *args)
 
 
 def examples(kind: str) -> TensorDataset:
     """43 rows, which no number of devices divides; of the CNN 48, since padding rows count in its batch norm."""
     data = batches(kind, 3)
-    rows = 43 if kind == "gpt" else 48
+    rows = 48 if kind == "cnn" else 43
     return TensorDataset(*[torch.cat(parts)[:rows] for parts in zip(*data, strict=True)])
 
 
@@ -96,10 +104,20 @@ def fail(index: int) -> None:
     time.sleep(600)
 
 
+def fall_silent(index: int) -> None:
+    """Process 1 is stopped, so that it gives no sign of life; process 0 waits for it."""
+    os.environ["XLATRAINER_HEARTBEAT_SECONDS"] = "1"
+    barrier("all are there")
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
+
+
 def talk(index: int, folder: str) -> None:
     """What processes say to each other."""
     barrier("all are there")
-    said = [process_index(), process_count(), largest(index), from_first(torch.tensor([1.5, 2.5]) + index).tolist()]
+    sent = from_first(torch.tensor([1.5, 2.5]) + index).tolist()
+    said = [process_index(), process_count(), DDPStrategy().strongest(index), sent]
     Path(folder, f"talk-{index}.json").write_text(json.dumps([index, said]), encoding="utf-8")
 
 

@@ -51,6 +51,17 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(self.token(tokens) + positions))).transpose(1, 2)
 
 
+class Bigram(nn.Module):
+    """Takes and gives what `GPT` does, from each token alone; compiled in a fraction of the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.head = nn.Embedding(64, 64), nn.Linear(64, 64)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(F.dropout(self.token(tokens), 0.1, self.training)).transpose(1, 2)
+
+
 def cnn() -> nn.Module:
     """With batch norm and dropout."""
     return nn.Sequential(
@@ -60,8 +71,9 @@ def cnn() -> nn.Module:
     )
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"cnn": cnn, "gpt": GPT}
+MODELS: dict[str, Callable[[], nn.Module]] = {"bigram": Bigram, "cnn": cnn, "gpt": GPT}
 PLANS: dict[str, dict[str, Any]] = {
+    "bigram": {"token": (None, "model"), "head": (None, "model")},
     "cnn": {"9": ("model", None), "12": (None, "model")},
     "gpt": {
         "blocks.*.qkv": ("model", None),
@@ -74,7 +86,7 @@ PLANS: dict[str, dict[str, Any]] = {
 
 def batches(kind: str, steps: int = STEPS, rows: int = 16) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(11)
-    if kind == "gpt":
+    if kind != "cnn":
         draw = [torch.randint(0, 64, (rows, 17), generator=generator) for _ in range(steps)]
         return [(tokens[:, :-1], tokens[:, 1:]) for tokens in draw]
     return [

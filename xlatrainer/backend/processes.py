@@ -17,7 +17,7 @@ import torch.distributed as distributed
 from xlatrainer import config
 from xlatrainer.errors import ProcessesError
 
-__all__ = ["is_launched", "join"]
+__all__ = ["is_launched", "join", "leave"]
 
 _KEY = "xlatrainer/coordinator/"
 
@@ -55,6 +55,15 @@ def join() -> None:
             f"process {rank} of {world} could not join the others at {coordinator}: {error}. The device, and jax, must "
             f"not be used before all processes have started"
         ) from error
+
+
+def leave() -> None:
+    """Wait until all processes that were joined are done; nothing if none were.
+
+    JAX does so when Python ends, which a process of a forkserver does not live to see.
+    """
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
 
 
 def _coordinator(rank: int, waits: int) -> str:

@@ -96,6 +96,7 @@ def _run(fn: Callable[..., Any], args: tuple[Any, ...], index: int, number: int,
     config.put(rank=index, world_size=number, local_rank=index, master_addr="127.0.0.1", master_port=port)
     try:
         fn(index, *args)
+        processes.leave()
     except BaseException as error:
         report.send((type(error).__name__, "".join(traceback.format_exception(error))))
         raise

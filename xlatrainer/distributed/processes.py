@@ -11,7 +11,7 @@ from torch import Tensor
 
 from xlatrainer.backend import runtime
 
-__all__ = ["barrier", "from_first", "is_first", "largest", "process_count", "process_index"]
+__all__ = ["barrier", "from_first", "is_first", "process_count", "process_index"]
 
 
 def process_count() -> int:
@@ -35,13 +35,6 @@ def barrier(name: str) -> None:
     """Wait until all processes have come here; `name` is compared, so that none waits somewhere else."""
     if process_count() > 1:
         multihost_utils.sync_global_devices(name)
-
-
-def largest(number: int) -> int:
-    """The largest of the processes' numbers, the same in all of them."""
-    if process_count() == 1:
-        return number
-    return int(np.asarray(multihost_utils.process_allgather(np.array([number], np.int32))).max())
 
 
 def from_first(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from xlatrainer.backend import runtime
 from xlatrainer.backend.placement import Home, Sharding
 from xlatrainer.backend.random import get_rng_state_tensor, set_rng_state_tensor
 from xlatrainer.distributed.mesh import Mesh, set_global_mesh
-from xlatrainer.distributed.processes import from_first, largest, process_count, process_index
+from xlatrainer.distributed.processes import from_first, process_count, process_index
 from xlatrainer.distributed.sharding import (
     PartitionSpec,
     place,
@@ -80,6 +80,7 @@ class SpmdStrategy(SingleDeviceStrategy):
         self._optimizers: list[Optimizer] = []
         self._names: dict[Tensor, str] = {}
         self._team = JoinedProcesses() if mesh.home.spans_processes else None
+        self._wishes = JoinedProcesses()  # apart from checkpoints, whose messages another thread sends
 
     @abstractmethod
     def spec_of(self, name: str, parameter: Tensor) -> PartitionSpec | None:
@@ -109,7 +110,7 @@ class SpmdStrategy(SingleDeviceStrategy):
         return process_index(), process_count()
 
     def strongest(self, wish: int) -> int:
-        return largest(wish)
+        return wish if process_count() == 1 else max(map(int, self._wishes.gather(str(wish))))
 
     def sharding(self, shape: Sequence[int], spec: PartitionSpec | None) -> Sharding:
         """The sharding of a tensor of `shape`."""
