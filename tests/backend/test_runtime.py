@@ -1,5 +1,8 @@
 """Copies to and from the device, and what surrounds them."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -101,6 +104,18 @@ VARIABLES = {
     "XLA_USE_32BIT_LONG": ("use_32bit_long", "1", "1"),
     "XLATRAINER_MAX_LOADED_PROGRAMS": ("max_loaded_programs", "5", 5),
     "XLATRAINER_MAX_PENDING_NODES": ("max_pending_nodes", "7", 7),
+    "CPU_NUM_DEVICES": ("cpu_devices", "3", 3),
+    "GOOGLE_APPLICATION_CREDENTIALS": ("google_credentials", "f", "f"),
+    "STORAGE_EMULATOR_HOST": ("storage_emulator", "localhost:9", "localhost:9"),
+    "RANK": ("rank", "1", 1),
+    "WORLD_SIZE": ("world_size", "2", 2),
+    "LOCAL_RANK": ("local_rank", "1", 1),
+    "MASTER_ADDR": ("master_addr", "there", "there"),
+    "MASTER_PORT": ("master_port", "29500", 29500),
+    "TORCHELASTIC_USE_AGENT_STORE": ("agent_store", "True", "True"),
+    "TORCHELASTIC_RESTART_COUNT": ("restart_count", "1", 1),
+    "XLATRAINER_JOIN_SECONDS": ("join_seconds", "7", 7),
+    "XLATRAINER_HEARTBEAT_SECONDS": ("heartbeat_seconds", "7", 7),
 }
 
 
@@ -111,3 +126,23 @@ def test_a_variable_sets_its_setting(variable: str, monkeypatch: pytest.MonkeyPa
     assert config.get(name) == config.SETTINGS[name].default
     monkeypatch.setenv(variable, text)
     assert config.get(name) == expected
+
+
+def test_no_variable_is_left_out() -> None:
+    table = {
+        variable: name
+        for name, setting in config.SETTINGS.items()
+        for variable in (setting.variable, *(variable for variable, _ in setting.also))
+    }
+    assert {variable: name for variable, (name, _, _) in VARIABLES.items()} == table
+
+
+@pytest.mark.parametrize("name", config.SETTINGS)
+def test_what_a_setting_does_is_tested(name: str) -> None:
+    """Some test names it, besides the table above."""
+    setting = config.SETTINGS[name]
+    names = "|".join((name, setting.variable, *dict(setting.also)))
+    here = Path(__file__).resolve()
+    others = (path.read_text(encoding="utf-8") for path in here.parents[1].rglob("*.py") if path != here)
+    named = any(re.search(rf"""["']({names})["']|\b({names})=""", text) for text in others)
+    assert named or f"({name}=" in here.read_text(encoding="utf-8")
