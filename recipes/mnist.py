@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import xlatrainer as xla
+from xlatrainer.distributed.processes import is_first
 
 SHIPPED_DIGITS = Path(__file__).parent / "data" / "mnist"
 STRATEGIES = ("single", "ddp", "fsdp", "hsdp", "zero1", "zero2", "auto")
@@ -158,18 +159,24 @@ def cached_batches(digits: Digits, folder: str, batch_size: int, shuffle: bool =
     return xla.data.MpDeviceLoader(DataLoader(dataset, batch_size, shuffle=shuffle))
 
 
+def say(text: str) -> None:
+    """Print, once where there are several processes."""
+    if is_first():
+        print(text, flush=True)
+
+
 def print_summary(model: nn.Module) -> None:
     """The layers of `model` and their numbers of parameters."""
     for name, layer in model.named_children():
-        print(f"  {name:<8}{sum(p.numel() for p in layer.parameters()):>8,}  {layer}")
-    print(f"  {'total':<8}{sum(p.numel() for p in model.parameters()):>8,}  parameters")
+        say(f"  {name:<8}{sum(p.numel() for p in layer.parameters()):>8,}  {layer}")
+    say(f"  {'total':<8}{sum(p.numel() for p in model.parameters()):>8,}  parameters")
 
 
 def print_device_report() -> None:
     """The devices and what they did."""
-    print(f"devices: {xla.devices()}, real devices: {xla.real_devices()}")
+    say(f"devices: {xla.devices()}, real devices: {xla.real_devices()}")
     for name, count in sorted(xla.counters.snapshot().items()):
-        print(f"  {name:<24}{count:>8,}")
+        say(f"  {name:<24}{count:>8,}")
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -234,10 +241,10 @@ def main(arguments: Sequence[str] | None = None) -> float:
         for group in optimizer.param_groups:
             group["lr"] = options.lr * (1 - epoch / options.epochs)  # a new value, not a new program
 
-    print(f"MNISTNet on {xla.device()}, {len(train.labels):,} digits to train, {len(test.labels):,} to test")
+    say(f"MNISTNet on {xla.device()}, {len(train.labels):,} digits to train, {len(test.labels):,} to test")
     print_summary(model)
     if options.strategy != "single":
-        print(f"{type(trainer.strategy).__name__}, {len(xla.real_devices())} devices")
+        say(f"{type(trainer.strategy).__name__}, {len(xla.real_devices())} devices")
     history = trainer.fit(
         train_batches,
         epochs=options.epochs,
@@ -248,10 +255,10 @@ def main(arguments: Sequence[str] | None = None) -> float:
     if options.device_report:
         print_device_report()
     steady = throughput.by_epoch[1:] or throughput.by_epoch  # the first epoch compiles
-    print(f"examples/s: {statistics.median(steady):,.0f}")
-    print(f"compilations: {xla.counters.value('UncachedCompile')}")
+    say(f"examples/s: {statistics.median(steady):,.0f}")
+    say(f"compilations: {xla.counters.value('UncachedCompile')}")
     accuracy = history.history["val_accuracy"][-1]
-    print(f"test accuracy: {accuracy:.2%}")
+    say(f"test accuracy: {accuracy:.2%}")
     return accuracy
 
 

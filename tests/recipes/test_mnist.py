@@ -41,14 +41,17 @@ def test_fake_data_and_the_reports(tmp_path: Path) -> None:
     assert (tmp_path / "scalars.csv").read_text().count("\n") == 3
 
 
-def test_a_cache_of_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_of_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(mnist, "fake_digits", partial(mnist.fake_digits, 128, 64))
     arguments = ["--fake-data", "--epochs", "1", "--batch-size", "64", "--dscache_dir", str(tmp_path)]
     first = mnist.main(arguments)
     assert len(list((tmp_path / "train").rglob("*.sample"))) == 128
     assert len(list((tmp_path / "test").rglob("*.sample"))) == 64
     written = max(path.stat().st_mtime_ns for path in tmp_path.rglob("*.sample"))
-    assert mnist.main(arguments) == first
+    assert len(re.findall("^(MNISTNet on|  total|examples/s:|test accuracy:)", capsys.readouterr().out, re.M)) == 4
+    monkeypatch.setattr(mnist, "is_first", lambda: False)  # as in further processes of one training
+    assert mnist.main([*arguments, "--device-report"]) == first
+    assert not re.search("MNISTNet|total|devices|examples/s:|accuracy: .*%", capsys.readouterr().out)
     assert max(path.stat().st_mtime_ns for path in tmp_path.rglob("*.sample")) == written
 
 
