@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from xlatrainer.data.position import is_deterministic
@@ -100,7 +100,7 @@ class _Samples:
     rows: int
 
 
-class _PartDataset:
+class _PartDataset(Dataset[Any]):
     """A dataset that is asked for the rows of a `_PartSampler`."""
 
     def __init__(self, dataset: Any) -> None:
