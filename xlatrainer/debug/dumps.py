@@ -49,7 +49,7 @@ def hlo(tensor: torch.Tensor, format: str = "hlo") -> str:
     if format not in ("hlo", "stablehlo"):
         raise ValueError(f'the format of a program is "hlo" or "stablehlo", not {format!r}')
     nodes, slot = _recorded(tensor)
-    return program_text(Graph(nodes[-1], (slot,)), format)
+    return program_text(Graph(nodes[-1], (slot,), state.trace.home), format)
 
 
 def program_text(graph: Graph, form: str) -> str:
