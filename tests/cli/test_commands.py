@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from pathlib import Path
 
@@ -65,15 +66,17 @@ def content(archive: Path, name: str) -> str:
         return file.read().decode()
 
 
+FILES = {"analysis.txt", "command.txt", "environment.txt", "graphs.0", "info.txt", "metrics.txt"}
+FILES |= {"stdout.txt", "stderr.txt"}
+
+
 @pytest.mark.multiprocess
-@pytest.mark.parametrize("tidy", [False, True])
-def test_debug_run(tidy: bool, tmp_path: Path) -> None:
+def test_debug_run(tmp_path: Path) -> None:
     script, archive = tmp_path / "script.py", tmp_path / "report.tar.gz"
     script.write_text(SCRIPT.format(code=3))
-    flags = ["--tidy"] if tidy else []
     environment = {**os.environ, "MY_API_KEY": "xyzzy", "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [*CLI, "debug-run", *flags, "--outfile", str(archive), "--", sys.executable, str(script)],
+        [*CLI, "debug-run", "--tidy", "--outfile", str(archive), "--", sys.executable, str(script)],
         capture_output=True,
         text=True,
         timeout=300,
@@ -83,11 +86,8 @@ def test_debug_run(tidy: bool, tmp_path: Path) -> None:
     assert done.returncode == 3
     assert done.stdout == "done\n"
     assert "a word\n" in done.stderr
-    folders = list(tmp_path.glob("xlatrainer-debug-*"))
-    assert len(folders) == (0 if tidy else 1)
-    assert tidy or f"the files are in {folders[0]}" in done.stderr
-    expected = {"analysis.txt", "command.txt", "environment.txt", "graphs.0", "info.txt", "metrics.txt"}
-    assert names(archive) == expected | {"stdout.txt", "stderr.txt"}
+    assert not list(tmp_path.glob("xlatrainer-debug-*"))
+    assert names(archive) == FILES
     assert content(archive, "stdout.txt") == "done\n"
     assert "a word\n" in content(archive, "stderr.txt")
     assert content(archive, "graphs.0").count("aten::sin") == 3
@@ -95,6 +95,21 @@ def test_debug_run(tidy: bool, tmp_path: Path) -> None:
     assert "Compilation Cause" in content(archive, "analysis.txt")
     assert "MY_API_KEY=(hidden)" in content(archive, "environment.txt")
     assert "torch: 2." in content(archive, "info.txt")
+
+
+@pytest.mark.multiprocess
+def test_the_files_stay_unless_it_is_tidy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    script, archive = tmp_path / "script.py", tmp_path / "report.tar.gz"
+    script.write_text("print('done')")
+    assert main(["debug-run", "--outfile", str(archive), "--", sys.executable, str(script)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "done\n"
+    (folder,) = tmp_path.glob("xlatrainer-debug-*")
+    assert f"the files are in {folder}" in shown.err
+    assert {path.name for path in folder.iterdir()} == names(archive) < FILES
 
 
 @pytest.mark.multiprocess

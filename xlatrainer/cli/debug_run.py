@@ -80,15 +80,16 @@ def _run(program: list[str], folder: Path) -> int:
     try:
         assert child.stdout is not None
         assert child.stderr is not None
-        copies = [
-            threading.Thread(target=_copy, args=(child.stdout, sys.stdout, folder / "stdout.txt")),
-            threading.Thread(target=_copy, args=(child.stderr, sys.stderr, folder / "stderr.txt")),
-        ]
-        for copy in copies:
-            copy.start()
-        for copy in copies:
-            copy.join()
-        code = child.wait()
+        with child:
+            copies = [
+                threading.Thread(target=_copy, args=(child.stdout, sys.stdout, folder / "stdout.txt")),
+                threading.Thread(target=_copy, args=(child.stderr, sys.stderr, folder / "stderr.txt")),
+            ]
+            for copy in copies:
+                copy.start()
+            for copy in copies:
+                copy.join()
+            code = child.wait()
     finally:
         signal.signal(signal.SIGINT, before)
     return code if code >= 0 else 128 - code  # a shell's number for a program that a signal ended
