@@ -50,6 +50,21 @@ class Transformer(nn.Module):
         return functional.log_softmax(self.head(self.norm3(x).mean(1)), dim=-1)
 
 
+class DenseNet(nn.Module):
+    """Soon compiled, for what is a matter of the optimizer. Shapes: N x 12 to N x 10."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(12, 32), nn.BatchNorm1d(32), nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.log_softmax(self.last(functional.relu(self.norm(self.first(x)))), dim=1)
+
+
+def _rows() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.randn(16, 12), torch.randint(0, 10, (16,))) for _ in range(STEPS)]
+
+
 def _images() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(16, 1, 28, 28), torch.randint(0, 10, (16,))) for _ in range(STEPS)]
 
@@ -110,6 +125,11 @@ def _compare(model: nn.Module, batches: Batches, make: MakeOptimizer, dtype: tor
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_every_optimizer(name: str) -> None:
+    _compare(DenseNet(), _rows(), OPTIMIZERS[name], torch.float64)
+
+
+@pytest.mark.parametrize("name", ["sgd momentum", "adam"])
 def test_convolutional_network(name: str) -> None:
     _compare(ConvNet(), _images(), OPTIMIZERS[name], torch.float64)
 
