@@ -4,12 +4,10 @@ A trace has a home, and so have its leaves: what lies elsewhere is moved when th
 runs on one set of devices. Without a home (None) everything is on the first device. Shardings are interned by their
 home: equal ones are the same object, and a value's is part of the identity of the traces that read it.
 
-May import: ir, runtime, counters.
+May import: ir, runtime, lowerings.partitioning, counters.
 """
 
-import contextlib
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,8 +15,9 @@ import numpy as np
 
 from xlatrainer.backend import counters, runtime
 from xlatrainer.backend.ir import Operation, Spec, Value
+from xlatrainer.backend.lowerings.partitioning import current_mesh
 
-__all__ = ["Home", "Sharding", "constrained_to", "home_of", "lowering_on", "move"]
+__all__ = ["Home", "Sharding", "constrained_to", "home_of", "move"]
 
 
 class Sharding:
@@ -128,26 +127,9 @@ class Home:
         return [known for (_, of), known in self._shardings.items() if of == rank and not known.is_replicated]
 
 
-class _Lowering(threading.local):
-    mesh: Any = None
-
-
-_lowering = _Lowering()
-
-
-@contextlib.contextmanager
-def lowering_on(mesh: Any) -> Iterator[None]:
-    """The mesh of the program whose operators are lowered in the block."""
-    before, _lowering.mesh = _lowering.mesh, mesh
-    try:
-        yield
-    finally:
-        _lowering.mesh = before
-
-
 def constrained_to(array: Any, sharding: Sharding) -> Any:
     """In a lowering: the array, to lie so."""
-    return jax.lax.with_sharding_constraint(array, sharding.on(_lowering.mesh))
+    return jax.lax.with_sharding_constraint(array, sharding.on(current_mesh()))
 
 
 _homes: dict[tuple[Any, ...], Home] = {}

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from xlatrainer import config
-from xlatrainer.backend import counters, loaded, measurements, placement, program_cache, runtime
+from xlatrainer.backend import counters, loaded, measurements, program_cache, runtime
 from xlatrainer.backend.dtypes import to_numpy
 from xlatrainer.backend.ir import Node, Spec, Trace
 from xlatrainer.backend.lowerings.checks import Check, collecting, first_failure
-from xlatrainer.backend.lowerings.partitioning import partitioning
+from xlatrainer.backend.lowerings.partitioning import lowering_on
 from xlatrainer.backend.placement import Home, Sharding
 from xlatrainer.errors import CompileError, LoweringError
 
@@ -83,7 +83,7 @@ class Graph:
         mesh = next(iter(meshes), self.home.replicated.jax.mesh)
         # JAX takes a partitioning of one's own for programs on one mesh only
         needs_help = len(meshes) < 2 and self.home.devices[0].platform == "cpu"
-        with placement.lowering_on(mesh), partitioning(needs_help):
+        with lowering_on(mesh, needs_help):
             yield mesh
 
     def _lowered_on(self, mesh: Any, donate: Sequence[int], results: Sequence[Sharding | None] | None) -> Any:

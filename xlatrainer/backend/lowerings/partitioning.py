@@ -17,24 +17,31 @@ import jax
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 
-__all__ = ["partitioned", "partitioning"]
+__all__ = ["current_mesh", "lowering_on", "partitioned"]
 
 
-class _Active(threading.local):
-    on = False
+class _Lowering(threading.local):
+    mesh: Any = None
+    needs_help = False
 
 
-_active = _Active()
+_lowering = _Lowering()
 
 
 @contextlib.contextmanager
-def partitioning(on: bool) -> Iterator[None]:
-    """Whether the lowerings that are called in the block are for several devices whose partitioner needs the help."""
-    before, _active.on = _active.on, on
+def lowering_on(mesh: Any, needs_help: bool) -> Iterator[None]:
+    """The lowerings that are called in the block are for a program on this mesh; whether its partitioner needs help."""
+    before = _lowering.mesh, _lowering.needs_help
+    _lowering.mesh, _lowering.needs_help = mesh, needs_help
     try:
         yield
     finally:
-        _active.on = before
+        _lowering.mesh, _lowering.needs_help = before
+
+
+def current_mesh() -> Any:
+    """The mesh of the program whose operators are lowered; None if that is for one device."""
+    return _lowering.mesh
 
 
 def partitioned(function: Callable[..., Any], rule: str, split: str, *arrays: Any) -> Any:
@@ -47,7 +54,7 @@ def partitioned(function: Callable[..., Any], rule: str, split: str, *arrays: An
         split: those of them that a device may have a part of.
         arrays: what it is called with.
     """
-    if not _active.on:
+    if not _lowering.needs_help:
         return function(*arrays)
     operands, result = rule.split("->")
     factors = [*operands.split(","), result]
