@@ -14,12 +14,13 @@ from xlatrainer.backend import counters, program_cache
 from xlatrainer.backend.state import state
 
 SCRIPT = """
-import json, torch, xlatrainer as xla
+import json, os, torch, xlatrainer as xla
 from xlatrainer.backend import counters
 torch.manual_seed(3)
-model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Dropout(0.5), torch.nn.Linear(5, 2))
+model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 2))
+strategy = os.environ["STRATEGY"]
 data = [(torch.randn(4, 6), torch.randint(0, 2, (4,))) for _ in range(5)]
-history = xla.Trainer(model, "adamw", metrics=["accuracy"]).fit(data, epochs=2, verbose=0)
+history = xla.Trainer(model, "adamw", metrics=["accuracy"], strategy=strategy).fit(data, epochs=2, verbose=0)
 print(json.dumps([history.history["loss"], counters.snapshot()]))
 """
 
@@ -32,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 def train(folder: Path, **variables: str) -> tuple[list[float], dict[str, int]]:
     import json
 
-    environment = {**os.environ, "XLATRAINER_CACHE_DIR": str(folder), **variables}
+    environment = {**os.environ, "XLATRAINER_CACHE_DIR": str(folder), "STRATEGY": "single", **variables}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True, timeout=300
     )
@@ -50,6 +51,18 @@ def test_a_second_process_compiles_nothing(folder: Path) -> None:
     assert again == losses
     _, unchecked = train(folder, XLATRAINER_CHECK_INDICES="off")
     assert unchecked["UncachedCompile"] == 1  # another program
+
+
+@pytest.mark.multiprocess
+def test_nor_does_one_that_trains_on_several_devices(folder: Path) -> None:
+    losses, first = train(folder, STRATEGY="hsdp")
+    again, second = train(folder, STRATEGY="hsdp")
+    assert first["UncachedCompile"] == first["PersistentCacheWrite"] >= 1
+    assert "UncachedCompile" not in second
+    assert second["PersistentCacheHit"] == first["PersistentCacheWrite"]
+    assert second["Execute"] == first["Execute"]
+    assert second["Replay"] == first["Replay"]
+    assert again == losses
 
 
 def double(size: int) -> torch.Tensor:

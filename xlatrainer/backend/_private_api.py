@@ -300,23 +300,27 @@ def serialize_executable(compiled: Any) -> bytes:
     return bytes(executable.client.serialize_executable(executable))
 
 
-def load_executable(content: bytes, outputs: Sequence[Any], device: Any) -> Callable[..., list[Any]]:
-    """A function that runs what `serialize_executable` wrote, on one device (jax 0.10).
+def load_executable(
+    content: bytes, outputs: Sequence[Any], devices: Sequence[Any], place: Any
+) -> Callable[..., list[Any]]:
+    """A function that runs what `serialize_executable` wrote (jax 0.10).
 
     Args:
         content: the serialized program.
-        outputs: a `jax.ShapeDtypeStruct` for each result.
-        device: the JAX device to run on.
+        outputs: a `jax.ShapeDtypeStruct` for each result, with its sharding.
+        devices: the JAX devices to run on, in the order of the program's.
+        place: the device or the sharding that inputs which are no JAX arrays are put on.
     """
-    executable = device.client.deserialize_executable(content, executable_devices=xla_client.DeviceList((device,)))
-    sharding = jax.sharding.SingleDeviceSharding(device)
+    executable = devices[0].client.deserialize_executable(
+        content, executable_devices=xla_client.DeviceList(tuple(devices))
+    )
     handlers = [
-        pxla.global_aval_to_result_handler(jax.core.ShapedArray(output.shape, output.dtype), sharding, True)
+        pxla.global_aval_to_result_handler(jax.core.ShapedArray(output.shape, output.dtype), output.sharding, True)
         for output in outputs
     ]
 
     def run(*inputs: Any) -> list[Any]:
-        arrays = [x if isinstance(x, jax.Array) else jax.device_put(x, device) for x in inputs]
+        arrays = [x if isinstance(x, jax.Array) else jax.device_put(x, place) for x in inputs]
         return list(executable.execute_sharded(arrays).consume_with_handlers(handlers))
 
     run.memory_analysis = executable.get_compiled_memory_stats  # type: ignore[attr-defined]  # as jax's Compiled has

@@ -58,6 +58,14 @@ class Sharding:
         """For a snapshot of something that has it: nothing that a step could change."""
         return {}
 
+    def described(self) -> Any:
+        """The same as plain data, for `Home.described`; None if it is none of a mesh with named axes."""
+        if self.is_replicated:
+            return "replicated"
+        if not isinstance(self.jax, jax.sharding.NamedSharding):
+            return None
+        return {"axes": list(self.jax.mesh.shape.items()), "spec": list(self.jax.spec)}
+
     def on(self, mesh: Any) -> Any:
         """The same for JAX, of an array of a program on `mesh`: JAX wants all of a program on one mesh."""
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()) if self.is_replicated else self.jax
@@ -93,6 +101,15 @@ class Home:
     def spans_processes(self) -> bool:
         """Whether some of the devices belong to other processes."""
         return len({device.process_index for device in self.devices}) > 1
+
+    def described(self, description: Any, rank: int) -> Sharding:
+        """The sharding that `Sharding.described` wrote, maybe in another process, of arrays with `rank` dimensions."""
+        if description == "replicated":
+            return self.replicated
+        names, sizes = zip(*description["axes"], strict=True)
+        mesh = jax.sharding.Mesh(np.array(self.devices).reshape(sizes), names)
+        spec = [tuple(entry) if isinstance(entry, list) else entry for entry in description["spec"]]
+        return self.sharding(jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)), rank)
 
     def sharding(self, found: Any, rank: int) -> Sharding:
         """The one `Sharding` that is `found`, a JAX sharding over these devices, of arrays with `rank` dimensions.

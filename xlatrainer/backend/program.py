@@ -174,6 +174,7 @@ class Program(Graph):
             leaves = [node.operation.sharding for node in self.nodes if node.operation.lower is None]
             pairs = zip(successors, leaves, strict=True)
             self.donated = [slot is not None and lies[slot] is leaf for slot, leaf in pairs]
+        self._wanted = self.shardings
         self.matmul_precision = torch.get_float32_matmul_precision()
         self._sizes: dict[str, int] = {}
         self._loaded: Any = None
@@ -184,18 +185,18 @@ class Program(Graph):
         """Get the machine code, from the cache on disk or from the compiler; says in `from_disk` which it was."""
         loaded.make_room()
         start = time.perf_counter()
-        key = None
-        if self.home is None:  # what is compiled for several devices is not kept on disk
-            key = program_cache.key_of(self.nodes, self.outputs, self.donated, (self.floats, self.ints))
-        kept = None if key is None else program_cache.load(key, self.specs)
+        numbers = (self.floats, self.ints)
+        key = program_cache.key_of(self.nodes, self.outputs, self.donated, numbers, self.home, self._wanted)
+        kept = None if key is None else program_cache.load(key, self.specs, self.home)
         self.from_disk = kept is not None
         if kept is not None:
             self.checks = [Failing(*check) for check in kept.checks]
+            self.shardings = kept.shardings
             self._loaded = kept.run
             return
         self._loaded = self._compile()
         if key is not None:
-            program_cache.store(key, self._loaded, self.checks)
+            program_cache.store(key, self._loaded, self.checks, () if self.home is None else self.shardings)
         counters.add("UncachedCompile")
         measurements.record("CompileTime", time.perf_counter() - start)
 
@@ -288,7 +289,7 @@ class Program(Graph):
         self.runs += 1
         with runtime.x64():
             results = self._loaded(*inputs)
-        if self.home is None:
+        if self.home is None or self.from_disk:
             return results
         outputs, failure = results
         return [*outputs, failure] if self.checks else outputs

@@ -7,7 +7,7 @@ damaged one is replaced.
 
 An executable is machine code: the folder must be the user's own, and is left alone if it belongs to somebody else.
 
-May import: ir, runtime, lowerings.checks, dtypes, counters, config, errors, _private_api.
+May import: ir, placement, runtime, lowerings.checks, dtypes, counters, config, errors, _private_api.
 """
 
 import builtins
@@ -35,13 +35,14 @@ from xlatrainer.backend._private_api import load_executable, serialize_executabl
 from xlatrainer.backend.dtypes import to_numpy
 from xlatrainer.backend.ir import Node, Spec
 from xlatrainer.backend.lowerings.checks import FAILURE_SHAPE
+from xlatrainer.backend.placement import Home, Sharding
 from xlatrainer.errors import CacheError
 
 __all__ = ["Entry", "initialize_cache", "key_of", "load", "store"]
 
 _log = logging.getLogger("xlatrainer.cache")
 
-_MAGIC = "xlatrainer program 1"
+_MAGIC = "xlatrainer program 2"
 _SUFFIX = ".xla"
 _LOOK_EVERY = 64  # files written between two looks at the size of the folder
 
@@ -51,10 +52,11 @@ Check = tuple[type[Exception], str, int]
 
 @dataclass(frozen=True)
 class Entry:
-    """A program as it is kept: what to call, and its checks as (exception, message, index of the node)."""
+    """A program as it is kept: what to call, its checks as (exception, message, index of the node), how results lie."""
 
     run: Callable[..., Any]
     checks: list[Check]
+    shardings: list[Sharding | None]
 
 
 def folder() -> Path | None:
@@ -84,18 +86,35 @@ def initialize_cache(path: str | os.PathLike[str], readonly: bool = False) -> No
 
 
 def key_of(
-    nodes: Sequence[Node], outputs: Sequence[int], donated: Sequence[bool], numbers: tuple[int, int]
+    nodes: Sequence[Node],
+    outputs: Sequence[int],
+    donated: Sequence[bool],
+    numbers: tuple[int, int],
+    home: Home | None = None,
+    wanted: Sequence[Sharding | None] = (),
 ) -> str | None:
     """A name for the program of these nodes; None if it is not to be kept.
 
-    That is so without a folder, for programs that carry the user's lines, and for an operator that has no text that
-    says all of it.
+    That is so without a folder, for programs that carry the user's lines, for the devices of several processes, whose
+    parts of a program differ, and for an operator that has no text that says all of it.
+
+    Args:
+        nodes: what is computed.
+        outputs: slots of what it gives.
+        donated: for each leaf, whether it is given to the program.
+        numbers: how many floats and ints are lifted.
+        home: the devices; None: the one device.
+        wanted: how results shall lie on them.
     """
+    if home is not None and home.spans_processes:
+        return None
     if folder() is None or config.get("hlo_debug") == "1":
         return None
     digest = hashlib.sha256(_surroundings().encode())
     digest.update(repr((tuple(outputs), tuple(donated), numbers, config.get("check_indices"))).encode())
     digest.update(torch.get_float32_matmul_precision().encode())
+    if home is not None:
+        digest.update(f"{home.text} {wanted}".encode())
     for node in nodes:
         operation = node.operation
         if operation.identity is None or " at 0x" in operation.identity:
@@ -104,12 +123,13 @@ def key_of(
     return digest.hexdigest()
 
 
-def load(key: str, outputs: Sequence[Spec]) -> Entry | None:
+def load(key: str, outputs: Sequence[Spec], home: Home | None = None) -> Entry | None:
     """The program kept under `key`; None if there is none that can be used.
 
     Args:
         key: see `key_of`.
         outputs: what it gives, without the result of its checks.
+        home: the devices; None: the one device.
     """
     path = _path(key)
     if path is None:
@@ -121,9 +141,7 @@ def load(key: str, outputs: Sequence[Spec]) -> Entry | None:
     try:
         header, payload = _parse(content, key)
         checks = [(_exception_named(kind), str(message), int(node)) for kind, message, node in header["checks"]]
-        results = [jax.ShapeDtypeStruct(spec.shape, to_numpy(spec.held)) for spec in outputs]
-        results += [jax.ShapeDtypeStruct(FAILURE_SHAPE, np.int64)] if checks else []
-        run = load_executable(payload, results, runtime.default_device())
+        run, shardings = _loaded(payload, header, outputs, bool(checks), home)
     except CacheError as error:
         counters.add("PersistentCacheDamaged")
         _log.warning("the compiled program %s is damaged and is made anew: %s", path, error)
@@ -134,7 +152,26 @@ def load(key: str, outputs: Sequence[Spec]) -> Entry | None:
         return None
     counters.add("PersistentCacheHit")
     os.utime(path)  # the least recently used go first
-    return Entry(run, checks)
+    return Entry(run, checks, shardings)
+
+
+def _loaded(
+    payload: bytes, header: dict[str, Any], outputs: Sequence[Spec], is_checked: bool, home: Home | None
+) -> tuple[Callable[..., Any], list[Sharding | None]]:
+    """What runs the program, and how its results lie."""
+    shardings: list[Sharding | None] = [None] * len(outputs)
+    device: Any = runtime.default_device()
+    devices, place, whole = [device], device, jax.sharding.SingleDeviceSharding(device)
+    if home is not None:
+        lie = zip(header["shardings"], outputs, strict=True)
+        shardings = [home.described(description, len(spec.shape)) for description, spec in lie]
+        devices, place, whole = list(home.devices), home.replicated.jax, home.replicated.jax
+    results = [
+        jax.ShapeDtypeStruct(spec.shape, to_numpy(spec.held), sharding=whole if sharding is None else sharding.jax)
+        for spec, sharding in zip(outputs, shardings, strict=True)
+    ]
+    results += [jax.ShapeDtypeStruct(FAILURE_SHAPE, np.int64, sharding=whole)] if is_checked else []
+    return load_executable(payload, results, devices, place), shardings
 
 
 def _parse(content: bytes, key: str) -> tuple[dict[str, Any], bytes]:
@@ -150,10 +187,14 @@ def _parse(content: bytes, key: str) -> tuple[dict[str, Any], bytes]:
     return header, zlib.decompress(body)  # whole by its hash
 
 
-def store(key: str, compiled: Any, checks: Iterable[Check]) -> None:
-    """Keep a compiled program under `key`. A folder that cannot be written to is reported, and nothing is kept."""
+def store(key: str, compiled: Any, checks: Iterable[Check], shardings: Iterable[Sharding | None] = ()) -> None:
+    """Keep a compiled program under `key`. A folder that cannot be written to is reported, and nothing is kept.
+
+    `shardings`: how its results lie on several devices.
+    """
     path = _path(key)
-    if path is None or config.get("cache_readonly") == "on":
+    described = [None if sharding is None else sharding.described() for sharding in shardings]
+    if path is None or config.get("cache_readonly") == "on" or None in described:
         return
     body = zlib.compress(serialize_executable(compiled), 1)
     header = {
@@ -162,6 +203,7 @@ def store(key: str, compiled: Any, checks: Iterable[Check]) -> None:
         "size": len(body),
         "sha256": hashlib.sha256(body).hexdigest(),
         "checks": [(kind.__name__, message, node) for kind, message, node in checks],
+        "shardings": described,
     }
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
