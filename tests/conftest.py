@@ -1,5 +1,6 @@
 """What holds for every test: it starts from the same seeds and leaves the process as it found it."""
 
+import contextlib
 import os
 import random
 import sys
@@ -167,16 +168,21 @@ def _children() -> dict[int, str]:
     except ChildProcessError:
         return {}  # none at all: the usual case, and the only cheap question
     children: dict[int, str] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended meanwhile
-        # A process that has ended but was not waited for has no command line.
-        if parent == os.getpid() and line and not any(part in line for part in LASTING_CHILDREN):
-            children[int(folder.name)] = line
+    for pid in _pids_of_children():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            line = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            # A process that has ended but was not waited for has no command line.
+            if line and not any(part in line for part in LASTING_CHILDREN):
+                children[int(pid)] = line
     return children
+
+
+def _pids_of_children() -> list[str]:
+    pids = []
+    for task in Path("/proc/self/task").iterdir():  # a child is that of the thread that started it
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            pids += (task / "children").read_text().split()
+    return pids
 
 
 def _after_grace(leaked: Callable[[], list[object]]) -> list[object]:
