@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import xlatrainer as xla
+from tests.strategies.models import batches, trained
 from xlatrainer import config
 from xlatrainer.backend import counters, program_cache
 from xlatrainer.backend.state import state
@@ -63,6 +64,16 @@ def test_nor_does_one_that_trains_on_several_devices(folder: Path) -> None:
     assert second["Execute"] == first["Execute"]
     assert second["Replay"] == first["Replay"]
     assert again == losses
+
+
+def test_several_steps_are_one_program_of_what_was_kept(folder: Path) -> None:
+    with config.override(cache_dir=str(folder)):
+        data = batches("bigram", 8)
+        losses = []
+        for _ in range(2):
+            state.forget_programs()
+            losses.append(trained("bigram", "fsdp", data, steps_per_execution=2)[1])
+    assert losses[0] == losses[1]
 
 
 def double(size: int) -> torch.Tensor:

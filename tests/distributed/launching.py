@@ -11,7 +11,7 @@ from xlatrainer.distributed import launch
 PRELOADED = ["jax.numpy", "torch.utils.data", "torch._dynamo"]
 
 
-def launch_soon(function: Callable[..., None], *args: Any) -> None:
-    """Launch two processes with two devices each, out of a server that has imported others' packages once."""
+def launch_soon(function: Callable[..., None], *args: Any, devices: int = 2) -> None:
+    """Launch two processes with so many devices each, out of a server that has imported others' packages once."""
     multiprocessing.set_forkserver_preload(PRELOADED)
-    launch(scripts.on_two_devices, (function, *args), "forkserver", nprocs=2)
+    launch(scripts.on_devices, (devices, function, *args), "forkserver", nprocs=2)

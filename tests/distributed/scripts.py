@@ -21,9 +21,9 @@ from xlatrainer.strategies import DDPStrategy, MeshStrategy, Strategy
 from xlatrainer.trainer.trainer import Trainer
 
 
-def on_two_devices(index: int, function: Callable[..., None], *args: Any) -> None:
-    """Call a function in a process that has two devices; the environment is that of the server it came from."""
-    config.put(cpu_devices=2)
+def on_devices(index: int, number: int, function: Callable[..., None], *args: Any) -> None:
+    """Call a function in a process that has so many devices; the environment is that of the server it came from."""
+    config.put(cpu_devices=number)
     function(index, *args)
 
 
@@ -98,10 +98,16 @@ def interrupted(index: int, folder: str) -> None:
 
 
 def fail(index: int) -> None:
-    """Process 1 raises, while process 0 waits for it."""
+    """Process 1 raises, while process 0 waits."""
     if index == 1:
         raise ValueError("the second one cannot")
     time.sleep(600)
+
+
+def fail_together(index: int) -> None:
+    """Process 1 raises once both are joined, while process 0 waits."""
+    barrier("all are there")
+    fail(index)
 
 
 def fall_silent(index: int) -> None:

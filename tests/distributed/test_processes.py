@@ -81,9 +81,10 @@ def test_one_that_dies_ends_the_others() -> None:
 
 
 @with_two_devices
-def test_one_that_fails_says_why() -> None:
+def test_one_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["xlatrainer.distributed.launch"], "_GRACE", 1.0)  # they wait for one another
     with pytest.raises(ProcessesError, match=r"(?s)process 1 of 2 ended with ValueError.*in fail.*second one cannot"):
-        launch(scripts.fail, nprocs=2)
+        launch(scripts.fail_together, nprocs=2)
 
 
 def test_all_stop_after_the_same_step(tmp_path: Path) -> None:

@@ -1,16 +1,12 @@
-"""Two processes that train together and save: the program that test_share.py runs.
-
-python -m tests.trainer.saving_processes FOLDER
+"""Two processes that train together and save: what those that test_share.py launches do.
 
 Each writes the losses of a training, and those of one that was resumed in the middle of an epoch.
 """
 
 import json
-import sys
 from pathlib import Path
 
 from tests.trainer.test_resume_elsewhere import OPTIONS, batches, trainer_with
-from xlatrainer.distributed.launch import launch
 
 RESUMED_FROM = 6
 
@@ -22,7 +18,3 @@ def train(index: int, folder: Path) -> None:
     again, resumed = trainer_with("fsdp", OPTIONS["adamw"])
     again.fit(batches(), epochs=2, verbose=0, resume_from=folder / "checkpoints" / f"step_{RESUMED_FROM:08d}")
     (folder / f"losses{index}").write_text(json.dumps([losses, resumed]))
-
-
-if __name__ == "__main__":
-    launch(train, (Path(sys.argv[1]),), nprocs=2)

@@ -78,13 +78,20 @@ class Graph:
         if self.home is None:
             yield None
             return
-        asked = [node.operation.sharding for node in self.nodes] + list(results)
-        meshes = dict.fromkeys(each.jax.mesh for each in asked if each is not None and not each.is_replicated)
-        mesh = next(iter(meshes), self.home.replicated.jax.mesh)
+        mesh = self._mesh(results)
         # JAX takes a partitioning of one's own for programs on one mesh only
-        needs_help = len(meshes) < 2 and self.home.devices[0].platform == "cpu"
+        needs_help = len(self._meshes(results)) < 2 and self.home.devices[0].platform == "cpu"
         with lowering_on(mesh, needs_help):
             yield mesh
+
+    def _mesh(self, results: Sequence[Sharding | None]) -> Any:
+        """The JAX mesh that the graph is lowered for; None without a home."""
+        return None if self.home is None else next(iter(self._meshes(results)), self.home.replicated.jax.mesh)
+
+    def _meshes(self, results: Sequence[Sharding | None]) -> dict[Any, None]:
+        """Those that shardings ask for, in their order."""
+        asked = [node.operation.sharding for node in self.nodes] + list(results)
+        return dict.fromkeys(each.jax.mesh for each in asked if each is not None and not each.is_replicated)
 
     def _lowered_on(self, mesh: Any, donate: Sequence[int], results: Sequence[Sharding | None] | None) -> Any:
         replicated = None if self.home is None else self.home.replicated.on(mesh)
@@ -187,7 +194,7 @@ class Program(Graph):
         start = time.perf_counter()
         numbers = (self.floats, self.ints)
         key = program_cache.key_of(self.nodes, self.outputs, self.donated, numbers, self.home, self._wanted)
-        kept = None if key is None else program_cache.load(key, self.specs, self.home)
+        kept = None if key is None else program_cache.load(key, self.specs, self.home, self._mesh(self._wanted))
         self.from_disk = kept is not None
         if kept is not None:
             self.checks = [Failing(*check) for check in kept.checks]

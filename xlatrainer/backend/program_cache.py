@@ -123,13 +123,14 @@ def key_of(
     return digest.hexdigest()
 
 
-def load(key: str, outputs: Sequence[Spec], home: Home | None = None) -> Entry | None:
+def load(key: str, outputs: Sequence[Spec], home: Home | None = None, mesh: Any = None) -> Entry | None:
     """The program kept under `key`; None if there is none that can be used.
 
     Args:
         key: see `key_of`.
         outputs: what it gives, without the result of its checks.
         home: the devices; None: the one device.
+        mesh: the JAX mesh of them that the program was lowered for.
     """
     path = _path(key)
     if path is None:
@@ -141,7 +142,7 @@ def load(key: str, outputs: Sequence[Spec], home: Home | None = None) -> Entry |
     try:
         header, payload = _parse(content, key)
         checks = [(_exception_named(kind), str(message), int(node)) for kind, message, node in header["checks"]]
-        run, shardings = _loaded(payload, header, outputs, bool(checks), home)
+        run, shardings = _loaded(payload, header, outputs, bool(checks), home, mesh)
     except CacheError as error:
         counters.add("PersistentCacheDamaged")
         _log.warning("the compiled program %s is damaged and is made anew: %s", path, error)
@@ -156,7 +157,7 @@ def load(key: str, outputs: Sequence[Spec], home: Home | None = None) -> Entry |
 
 
 def _loaded(
-    payload: bytes, header: dict[str, Any], outputs: Sequence[Spec], is_checked: bool, home: Home | None
+    payload: bytes, header: dict[str, Any], outputs: Sequence[Spec], is_checked: bool, home: Home | None, mesh: Any
 ) -> tuple[Callable[..., Any], list[Sharding | None]]:
     """What runs the program, and how its results lie."""
     shardings: list[Sharding | None] = [None] * len(outputs)
@@ -165,9 +166,9 @@ def _loaded(
     if home is not None:
         lie = zip(header["shardings"], outputs, strict=True)
         shardings = [home.described(description, len(spec.shape)) for description, spec in lie]
-        devices, place, whole = list(home.devices), home.replicated.jax, home.replicated.jax
+        devices, place, whole = list(home.devices), home.replicated.on(mesh), home.replicated.on(mesh)
     results = [
-        jax.ShapeDtypeStruct(spec.shape, to_numpy(spec.held), sharding=whole if sharding is None else sharding.jax)
+        jax.ShapeDtypeStruct(spec.shape, to_numpy(spec.held), sharding=whole if sharding is None else sharding.on(mesh))
         for spec, sharding in zip(outputs, shardings, strict=True)
     ]
     results += [jax.ShapeDtypeStruct(FAILURE_SHAPE, np.int64, sharding=whole)] if is_checked else []

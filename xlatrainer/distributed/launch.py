@@ -105,25 +105,33 @@ def _run(fn: Callable[..., Any], args: tuple[Any, ...], index: int, number: int,
 
 
 def _watch(started: Sequence[Any], pipes: Sequence[Any]) -> None:
-    """Wait for all; raise for the first that fails."""
-    waiting = {child.sentinel: index for index, child in enumerate(started)}
+    """Wait for all; raise for the first that fails.
+
+    One that says so has failed, whether it has ended or not: JAX lets it wait for the others first.
+    """
+    waiting = {
+        waited: index for each in ([child.sentinel for child in started], pipes) for index, waited in enumerate(each)
+    }
     while waiting:
-        for sentinel in multiprocessing.connection.wait(list(waiting)):
-            index = waiting.pop(sentinel)
-            child = started[index]
-            child.join()
-            if child.exitcode != 0:
-                raise ProcessesError(_reason(index, len(started), child.exitcode, pipes[index]))
+        for ready in multiprocessing.connection.wait(list(waiting)):
+            index = waiting.pop(ready)
+            child, said = started[index], _said(pipes[index])
+            if ready == child.sentinel:
+                child.join()
+            if said or child.exitcode:
+                raise ProcessesError(_reason(index, len(started), child.exitcode, said))
 
 
-def _reason(index: int, number: int, code: int, pipe: Any) -> str:
-    said = ""
-    if pipe.poll():
-        try:
-            kind, trace = pipe.recv()
-            said = f"with {kind}. Its traceback:\n{trace}"
-        except (EOFError, pickle.UnpicklingError):
-            said = ""
-    if not said and code < 0:
+def _said(pipe: Any) -> str:
+    """How a process says that it failed; empty if it has not said anything."""
+    try:
+        kind, trace = pipe.recv() if pipe.poll() else ("", "")
+    except (EOFError, pickle.UnpicklingError):
+        return ""
+    return f"with {kind}. Its traceback:\n{trace}" if kind else ""
+
+
+def _reason(index: int, number: int, code: int | None, said: str) -> str:
+    if not said and code is not None and code < 0:
         said = f"by {signal.Signals(-code).name}: it was killed, by the system for want of memory perhaps, or crashed"
     return f"process {index} of {number} ended {said or f'with exit code {code}'}"

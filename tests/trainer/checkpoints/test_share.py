@@ -4,8 +4,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Collection
 from functools import partial
@@ -17,6 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
+from tests.distributed.launching import launch_soon
+from tests.trainer import saving_processes
 from tests.trainer.saving_processes import RESUMED_FROM
 from tests.trainer.test_resume_elsewhere import OPTIONS, batches, trainer_with, undisturbed
 from xlatrainer.backend.transfer import Part, hold_parts
@@ -34,9 +34,6 @@ from xlatrainer.trainer.checkpoints.files import Share, read_checkpoint, read_ma
 from xlatrainer.trainer.checkpoints.folder import CheckpointFolder
 from xlatrainer.trainer.checkpoints.places import place_of
 from xlatrainer.trainer.weight_files import read_weight_files
-
-ROOT = Path(__file__).resolve().parents[3]
-DEADLINE = 300.0  # seconds for what takes some tens; only a hang gets there
 
 
 class Writer:
@@ -361,10 +358,7 @@ def test_callbacks_of_several_processes_have_no_common_clock(
 @pytest.mark.multiprocess
 def test_two_processes(tmp_path: Path) -> None:
     """They save in the background and resume; then one process does."""
-    environment = {**os.environ, "CPU_NUM_DEVICES": "4", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.trainer.saving_processes", str(tmp_path)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, timeout=DEADLINE, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    launch_soon(saving_processes.train, tmp_path, devices=4)
     expected = undisturbed("adamw")
     for index in range(2):
         losses, resumed = json.loads((tmp_path / f"losses{index}").read_text())
