@@ -26,13 +26,13 @@ PEERS = {
     "torch_xla": "torch_xla",
     "torchax": "torchax",
 }
-# The variables that name a peer's folder of compiled programs; the others keep none.
+# The variables that name a peer's folder of compiled programs; the others keep none. (torch_xla 2.9 writes them on a
+# CPU, but its client there cannot read them back.)
 CACHES = {
     "inductor": "TORCHINDUCTOR_CACHE_DIR",
     "lazy": "XLATRAINER_CACHE_DIR",
     "fit": "XLATRAINER_CACHE_DIR",
     "jax": "JAX_COMPILATION_CACHE_DIR",
-    "torch_xla": "XLA_PERSISTENT_CACHE_PATH",
     "torchax": "JAX_COMPILATION_CACHE_DIR",
 }
 
