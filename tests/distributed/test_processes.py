@@ -87,8 +87,9 @@ def test_one_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         launch(scripts.fail_together, nprocs=2)
 
 
+@with_two_devices
 def test_all_stop_after_the_same_step(tmp_path: Path) -> None:
-    launch_soon(scripts.interrupted, str(tmp_path))
+    launch(scripts.interrupted, (str(tmp_path),), nprocs=2)
     told = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
     assert told["0"] == told["1"]
     assert told["0"].split()[0] == str(128 + signal.SIGTERM)
