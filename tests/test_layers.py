@@ -116,6 +116,7 @@ LAYERS = (
             "xlatrainer.backend.counters",
             "xlatrainer.backend.measurements",
             "xlatrainer.backend.host_memory",
+            "xlatrainer.backend.equal_numbers",
             "xlatrainer.backend.processes",
         )
     ),

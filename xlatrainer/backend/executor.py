@@ -116,6 +116,16 @@ def _run(trace: Trace, live: list[Value], random: tuple[int, int], cause: str) -
     return program
 
 
+def tell_apart(program: Program) -> None:
+    """Compile a program once more, since numbers have come that differ where they were equal when it was made."""
+    program.tell_apart()
+    cause = "numbers differ that were equal when the program was compiled (graph and memory are the same)"
+    compilation = Compilation(program.nodes[-1], program, cause, user_line())
+    if state.reporter is not None:
+        state.reporter.compiled(compilation)
+    state.compilations.append(compilation)
+
+
 def start(
     program: Program, buffers: list[Any], floats: list[float], ints: list[int], random: tuple[int, int]
 ) -> list[Any]:
@@ -124,6 +134,8 @@ def start(
     Raises:
         ExecutionError: if it fails at once. Buffers that it was given are lost then.
     """
+    if not program.takes(floats, ints):
+        tell_apart(program)
     program.prepare()
     began = execution_time.starting()
     try:

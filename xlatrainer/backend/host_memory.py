@@ -17,28 +17,47 @@ import jax
 
 from xlatrainer import config
 
-__all__ = ["keep_freed_memory"]
+__all__ = ["LARGEST_BLOCK", "give_back_freed_memory", "keep_freed_memory", "keeps_memory"]
 
 # Of glibc's malloc.h: mallopt's parameters.
 _M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
 _M_MMAP_MAX = -4
-_M_ARENA_MAX = -8
 _NEVER = 2**31 - 1
+_HEAP = 2**26  # bytes that the heap of a thread has at most; larger blocks it always asks the system for
+
+# Bytes that XLA shall put into one block of temporaries, so that two of them find room in a thread's heap. A tensor
+# that is larger is a block of its own: above 64 MB its pages are new in each run, as they are for torch's own.
+LARGEST_BLOCK = 30 * 2**20
 
 
 def keep_freed_memory() -> bool:
     """Tell glibc to keep what is freed; returns whether it was told.
 
-    Only where XLA is going to run on the CPU, and before its threads exist: a thread that has an arena of its own,
-    which holds blocks of up to 64 MB, would go on asking the system for larger ones.
+    Only where XLA is going to run on the CPU. Each thread keeps its own arena: with one for all (M_ARENA_MAX), the
+    threads of XLA's compiler wait for each other a third of their time.
     """
-    if config.get("keep_memory") == "off" or not _expects_cpu():
-        return False
-    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
+    if not keeps_memory():
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    wanted = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER), (_M_ARENA_MAX, 1))
+    # An emptied heap is given back unless the padding is as large as a heap.
+    wanted = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER), (_M_TOP_PAD, _HEAP))
     return all(mallopt(parameter, value) == 1 for parameter, value in wanted)
+
+
+def keeps_memory() -> bool:
+    """Whether freed memory is kept, here and by the settings."""
+    return config.get("keep_memory") != "off" and _has_glibc() and _expects_cpu()
+
+
+def give_back_freed_memory() -> None:
+    """Return what is free now to the system, such as what a compilation needed."""
+    if _has_glibc():
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _has_glibc() -> bool:
+    return sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
 
 
 def _expects_cpu() -> bool:

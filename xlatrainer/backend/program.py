@@ -1,14 +1,16 @@
 """A compiled program: the lowerings of a trace's nodes, called one after the other under `jax.jit`.
 
 Owns what the program takes (leaves, lifted numbers, random state), what it gives (values, failed checks) and which
-leaves are donated. Knows nothing of tensors. May import: program_cache, placement, ir, runtime, loaded, lowerings,
-dtypes, measurements, counters, config, errors.
+leaves are donated. Knows nothing of tensors. May import: program_cache, equal_numbers, host_memory, placement, ir,
+runtime, loaded, lowerings, dtypes, measurements, counters, config, errors.
 """
 
 import contextlib
+import functools
+import gc
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,6 +22,8 @@ import torch
 from xlatrainer import config
 from xlatrainer.backend import counters, loaded, measurements, program_cache, runtime
 from xlatrainer.backend.dtypes import to_numpy
+from xlatrainer.backend.equal_numbers import EqualNumbers
+from xlatrainer.backend.host_memory import give_back_freed_memory
 from xlatrainer.backend.ir import Node, Spec, Trace
 from xlatrainer.backend.lowerings.checks import Check, collecting, first_failure
 from xlatrainer.backend.lowerings.partitioning import lowering_on
@@ -29,6 +33,7 @@ from xlatrainer.errors import CompileError, LoweringError
 __all__ = ["Graph", "Program", "compiled_function", "live_programs", "lower_program", "random_words"]
 
 
+LONG = 1.0  # seconds of a compilation after which its memory is given back
 MAX_REPLICATED = 1024  # elements of an output that nobody has sharded, up to which each device has all of it
 
 
@@ -47,6 +52,7 @@ class Graph:
         nodes: the recorded nodes, with the user's lines.
         outputs: slots of the values that are wanted.
         home: the devices that it is for; None: the one device.
+        equal: which of its numbers are read from one place; None: each from its own.
         checks: what may fail for its data, once it was lowered.
     """
 
@@ -54,6 +60,7 @@ class Graph:
         self.nodes = end.path()
         self.outputs = outputs
         self.home = home
+        self.equal: EqualNumbers | None = None
         self.checks: list[Failing] = []
         self.floats = sum(node.operation.num_floats for node in self.nodes)
         self.ints = sum(node.operation.num_ints for node in self.nodes)
@@ -167,6 +174,7 @@ class Program(Graph):
         """`shardings`: how outputs shall lie, by their slots."""
         super().__init__(trace.node, outputs, trace.home)
         self.runs = 0
+        self.equal = EqualNumbers(trace.floats, trace.ints)
         by_slot = _specs(self.nodes)
         successors = _successors(trace, by_slot, outputs, dead)
         self.outputs = outputs = tuple(dict.fromkeys((*(s for s in successors if s is not None), *outputs)))
@@ -191,8 +199,15 @@ class Program(Graph):
     def load(self) -> None:
         """Get the machine code, from the cache on disk or from the compiler; says in `from_disk` which it was."""
         loaded.make_room()
+        with _collector_paused():
+            seconds = self._load()
+        if seconds > LONG:
+            give_back_freed_memory()  # the compiler's, a few hundred MB for a large program
+
+    def _load(self) -> float:
+        """`load`; returns the seconds that were spent compiling."""
         start = time.perf_counter()
-        numbers = (self.floats, self.ints)
+        numbers = (self.floats, self.ints, "" if self.equal is None else self.equal.text)
         key = program_cache.key_of(self.nodes, self.outputs, self.donated, numbers, self.home, self._wanted)
         kept = None if key is None else program_cache.load(key, self.specs, self.home, self._mesh(self._wanted))
         self.from_disk = kept is not None
@@ -200,12 +215,23 @@ class Program(Graph):
             self.checks = [Failing(*check) for check in kept.checks]
             self.shardings = kept.shardings
             self._loaded = kept.run
-            return
+            return 0.0
         self._loaded = self._compile()
         if key is not None:
             program_cache.store(key, self._loaded, self.checks, () if self.home is None else self.shardings)
         counters.add("UncachedCompile")
-        measurements.record("CompileTime", time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        measurements.record("CompileTime", seconds)
+        return seconds
+
+    def takes(self, floats: Sequence[float], ints: Sequence[int]) -> bool:
+        """Whether it holds for these numbers; see `tell_apart`."""
+        return self.equal is None or self.equal.hold(floats, ints)
+
+    def tell_apart(self) -> None:
+        """Be compiled once more, for numbers that may all differ."""
+        self.equal = None
+        self.load()
 
     def prepare(self) -> None:
         """Have the machine code there for a run."""
@@ -312,6 +338,22 @@ class Program(Graph):
         return failing.kind(f"{message} ({node.operation.name}, recorded at {node.line})")
 
 
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A block without Python's garbage collector.
+
+    A program is hundreds of thousands of objects, none of them garbage: to look through them again and again took a
+    third of the time of lowering it.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 _programs: weakref.WeakSet[Program] = weakref.WeakSet()
 
 
@@ -413,6 +455,16 @@ def compiled_function(function: Any, arguments: Sequence[Any], donate: Sequence[
     return compiled_lowering(lowered_function(function, arguments, donate, shardings))
 
 
+def _reader(numbers: Any, firsts: Any) -> Callable[[int], Any]:
+    """Gives the number at a position, or the one that stands for it, as a scalar; each is read once."""
+
+    @functools.cache
+    def read(index: int) -> Any:
+        return jax.lax.index_in_dim(numbers, index, keepdims=False)
+
+    return read if firsts is None else lambda index: read(int(firsts[index]))
+
+
 def lower_program(program: Graph, inputs: list[Any], floats: Any, ints: Any, random: Any) -> list[Any]:
     """The body of the program, node by node: its outputs, and the result of its checks if there are any.
 
@@ -427,6 +479,8 @@ def lower_program(program: Graph, inputs: list[Any], floats: Any, ints: Any, ran
     program.checks.clear()
     env: dict[int, Any] = {}
     leaves = iter(inputs)
+    float_at = _reader(floats, program.equal and program.equal.floats)
+    int_at = _reader(ints, program.equal and program.equal.ints)
     num_floats = num_ints = draws = 0
     for index, node in enumerate(program.nodes):
         operation = node.operation
@@ -438,8 +492,8 @@ def lower_program(program: Graph, inputs: list[Any], floats: Any, ints: Any, ran
             key = None
             if operation.random and base_key is not None and random is not None:
                 key = jax.random.fold_in(base_key, random[2] + np.uint32(draws))
-            own_floats = floats[num_floats : num_floats + operation.num_floats]
-            own_ints = ints[num_ints : num_ints + operation.num_ints]
+            own_floats = [float_at(i) for i in range(num_floats, num_floats + operation.num_floats)]
+            own_ints = [int_at(i) for i in range(num_ints, num_ints + operation.num_ints)]
             operands = [env[slot] for slot in node.operands]
             try:
                 with collecting(program.home is not None) as found, _scope(node):

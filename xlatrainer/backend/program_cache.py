@@ -89,7 +89,7 @@ def key_of(
     nodes: Sequence[Node],
     outputs: Sequence[int],
     donated: Sequence[bool],
-    numbers: tuple[int, int],
+    numbers: tuple[int, int, str],
     home: Home | None = None,
     wanted: Sequence[Sharding | None] = (),
 ) -> str | None:
@@ -102,7 +102,7 @@ def key_of(
         nodes: what is computed.
         outputs: slots of what it gives.
         donated: for each leaf, whether it is given to the program.
-        numbers: how many floats and ints are lifted.
+        numbers: how many floats and ints are lifted, and which of them are equal.
         home: the devices; None: the one device.
         wanted: how results shall lie on them.
     """

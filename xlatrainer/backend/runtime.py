@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 from xlatrainer import config
 from xlatrainer.backend import counters, measurements, processes
 from xlatrainer.backend.dtypes import from_numpy, to_numpy
-from xlatrainer.backend.host_memory import keep_freed_memory
+from xlatrainer.backend.host_memory import LARGEST_BLOCK, keep_freed_memory, keeps_memory
 
 __all__ = [
     "compiler_options",
@@ -186,11 +186,13 @@ def compiler_options() -> dict[str, Any]:
 
     On the CPU, the pass is left out that removes optimization barriers before fusion: see `lowerings.fusion`. Region
     analysis sees that a donated buffer can be written in place where the default copies it first: of the 38 MB of
-    parameters and Adam's state that a small transformer's step copied, 13 are left.
+    parameters and Adam's state that a small transformer's step copied, 13 are left. Temporaries come in blocks that a
+    thread's heap can keep: see `host_memory`.
     """
     if default_device().platform != "cpu":
         return {}
-    return {"xla_disable_hlo_passes": "cse_barrier_expander", "xla_cpu_copy_insertion_use_region_analysis": True}
+    options = {"xla_disable_hlo_passes": "cse_barrier_expander", "xla_cpu_copy_insertion_use_region_analysis": True}
+    return {**options, "xla_multiheap_size_constraint_per_heap": LARGEST_BLOCK} if keeps_memory() else options
 
 
 @contextlib.contextmanager

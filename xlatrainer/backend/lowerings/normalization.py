@@ -32,14 +32,14 @@ def _batch_norm(input, weight, bias, running_mean, running_var, training, moment
         mean = jnp.mean(x, axes)
         centered = x - _per_channel(mean, x.ndim)
         var = jnp.mean(jnp.square(centered), axes)
-        invstd = lax.rsqrt(var + eps.astype(acc))
+        invstd = lax.rsqrt(var + eps)
         if running_mean is not None:
             unbiased = var * (count / max(count - 1, 1))
             running_mean = _moved(running_mean, mean, momentum)
             running_var = _moved(running_var, unbiased, momentum)
     else:
         mean, var = running_mean.astype(acc), running_var.astype(acc)
-        invstd = lax.rsqrt(var + eps.astype(acc))
+        invstd = lax.rsqrt(var + eps)
         centered = x - _per_channel(mean, x.ndim)
     saved = (mean, invstd) if training else (jnp.zeros(0, acc), jnp.zeros(0, acc))
     scale = invstd if weight is None else invstd * weight.astype(acc)
@@ -54,32 +54,32 @@ def _moved(running, new, momentum):
     return running * (1 - momentum) + new.astype(running.dtype) * momentum
 
 
-@lowering("native_batch_norm", mutates=("running_mean", "running_var"))
+@lowering("native_batch_norm", static=("eps",), mutates=("running_mean", "running_var"))
 def native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps):
     out, saved, new_mean, new_var = _batch_norm(
-        input, weight, bias, running_mean, running_var, training, jnp.asarray(momentum), jnp.asarray(eps)
+        input, weight, bias, running_mean, running_var, training, jnp.asarray(momentum), eps
     )
     return (out, *saved, new_mean, new_var)
 
 
-@lowering("_native_batch_norm_legit_functional")
+@lowering("_native_batch_norm_legit_functional", static=("eps",))
 def native_batch_norm_legit(input, weight, bias, running_mean, running_var, training, momentum, eps):
     return native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
-@lowering("_native_batch_norm_legit.no_stats")
+@lowering("_native_batch_norm_legit.no_stats", static=("eps",))
 def native_batch_norm_legit_no_stats(input, weight, bias, training, momentum, eps):
     return native_batch_norm(input, weight, bias, None, None, True, momentum, eps)[:3]
 
 
-@lowering("_batch_norm_with_update_functional")
+@lowering("_batch_norm_with_update_functional", static=("eps",))
 def batch_norm_with_update(input, weight, bias, running_mean, running_var, momentum, eps):
     """`reserve` is of use to cuDNN only."""
     out, mean, invstd, *running = native_batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
     return (out, mean, invstd, jnp.zeros(0, jnp.uint8), *running)
 
 
-@lowering("batch_norm_backward")
+@lowering("batch_norm_backward", static=("eps",))
 def batch_norm_backward(
     grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask, reserve
 ):
@@ -88,7 +88,7 @@ def batch_norm_backward(
     )
 
 
-@lowering("native_batch_norm_backward")
+@lowering("native_batch_norm_backward", static=("eps",))
 def native_batch_norm_backward(
     grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
 ):
@@ -97,7 +97,7 @@ def native_batch_norm_backward(
     grad, x = grad_out.astype(acc), input.astype(acc)
     mean, invstd = save_mean, save_invstd
     if not train:
-        mean, invstd = running_mean.astype(acc), lax.rsqrt(running_var.astype(acc) + eps.astype(acc))
+        mean, invstd = running_mean.astype(acc), lax.rsqrt(running_var.astype(acc) + eps)
     # One after the other, or XLA normalizes in the forward pass already and keeps that of all layers until now.
     grad_bias, mean = materialized(jnp.sum(grad, axes), mean)
     normalized = (x - _per_channel(mean, x.ndim)) * _per_channel(invstd, x.ndim)
@@ -121,13 +121,13 @@ def native_batch_norm_backward(
 # them would compute the normalization again: a transformer's step went from 148 to 139 ms with this and `strided.read`.
 
 
-@lowering("native_layer_norm")
+@lowering("native_layer_norm", static=("eps",))
 def native_layer_norm(input, normalized_shape, weight, bias, eps):
     acc = _acc(input)
     x = input.astype(acc)
     axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
     mean = jnp.mean(x, axes, keepdims=True)
-    rstd = lax.rsqrt(jnp.mean(jnp.square(x - mean), axes, keepdims=True) + eps.astype(acc))
+    rstd = lax.rsqrt(jnp.mean(jnp.square(x - mean), axes, keepdims=True) + eps)
     out = (x - mean) * rstd
     if weight is not None:
         out = out * weight.astype(acc)
@@ -160,12 +160,12 @@ def _grouped(array, N, group):
     return array.reshape(N, group, -1)
 
 
-@lowering("native_group_norm")
+@lowering("native_group_norm", static=("eps",))
 def native_group_norm(input, weight, bias, N, C, HxW, group, eps):
     acc = _acc(input)
     x = _grouped(input.astype(acc), N, group)
     mean = jnp.mean(x, 2)
-    rstd = lax.rsqrt(jnp.mean(jnp.square(x - mean[..., None]), 2) + eps.astype(acc))
+    rstd = lax.rsqrt(jnp.mean(jnp.square(x - mean[..., None]), 2) + eps)
     out = ((x - mean[..., None]) * rstd[..., None]).reshape(N, C, HxW)
     if weight is not None:
         out = out * weight.astype(acc)[:, None]

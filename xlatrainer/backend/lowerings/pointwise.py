@@ -350,7 +350,7 @@ def threshold(self, threshold, value):
     return jnp.where(self <= threshold, value, self)
 
 
-@pointwise("threshold_backward", to="result")
+@pointwise("threshold_backward", to="result", static=("threshold",))
 def threshold_backward(grad_output, self, threshold):
     return _feature_maps(jnp.where(self <= threshold, jnp.zeros((), grad_output.dtype), grad_output))
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from xlatrainer.backend import counters, execution_time, loaded, measurements, runtime
-from xlatrainer.backend.executor import Lost, in_turn
+from xlatrainer.backend.executor import Lost, in_turn, tell_apart
 from xlatrainer.backend.ir import Value
 from xlatrainer.backend.program import compiled_function, lower_program, random_words
 from xlatrainer.backend.replay.observation import Origin
@@ -75,6 +75,9 @@ class Series:
             if before_each is not None:
                 before_each(step)
             floats.append(list(plan.numbers(shadows)))  # the shadows go ahead of the optimizers
+        if not all(program.takes(each, plan.seen.ints) for each in floats):
+            tell_apart(program)
+            self._run = None
         carried, copied = plan.buffers(values, [position for position, _ in self._carried])
         fixed = [values[position].buffer for position in self._fixed]
         draws = plan.seen.draws
