@@ -29,10 +29,20 @@ def _cases(config: pytest.Config, name: str = "operator case") -> list[dict[str,
     ]
 
 
+def _parts(config: pytest.Config) -> list[list[dict[str, Any]]]:
+    """The cases of the database and those beside it."""
+    return [_cases(config, name) for name in ("operator case", "extra lowerings")]
+
+
+def _whole(parts: list[list[dict[str, Any]]]) -> bool:
+    """Whether every case said what it reached, right or wrong."""
+    return all(part and len(part) == part[0]["cases"] for part in parts)
+
+
 def _unreached(config: pytest.Config) -> list[str]:
     """Lowerings that no case reached; empty unless the whole suite ran."""
-    parts = [_cases(config, name) for name in ("operator case", "extra lowerings")]
-    if not all(part and len(part) == part[0]["cases"] for part in parts):
+    parts = _parts(config)
+    if not _whole(parts):
         return []
     reached = {name for part in parts for case in part for name in case["lowerings"]}
     return sorted(registered().keys() - reached)
@@ -75,5 +85,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     for dtype in sorted({case["dtype"] for case in cases}):
         tried = [case for case in cases if case["dtype"] == dtype]
         write(f"{dtype}: {sum(map(_right, tried))} of {len(tried)} operators right")
+    parts = _parts(config)
+    if not _whole(parts):
+        ran = " and ".join(f"{len(part)} of {part[0]['cases']}" if part else "none" for part in parts)
+        write(f"not looked at: whether every lowering is reached, since not every case ran ({ran})")
     if unreached := _unreached(config):
         write(f"lowerings that nothing reached, which fails the run: {', '.join(unreached)}", red=True)
