@@ -136,6 +136,21 @@ def _learnable_backward(grad: torch.Tensor, self: torch.Tensor, scale: torch.Ten
     return torch.empty_like(self), torch.empty_like(scale), torch.empty_like(scale)
 
 
+def _new_states(count: int) -> Callable[..., Any]:
+    """Fused steps that give new tensors: as many lists, of parameters, gradients and states, as they are given."""
+
+    def rule(*lists: Any, **options: Any) -> Any:
+        return tuple([torch.empty_like(tensor) for tensor in given] for given in lists[:count])
+
+    return rule
+
+
+def _masked_softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, mask: torch.Tensor, *rest: Any) -> Any:
+    if mask.shape != grad_output.shape:
+        raise RuntimeError("Mask shape should match grad shape")
+    return torch.empty_like(grad_output)
+
+
 def _written_only(*args: Any, **kwargs: Any) -> None:
     """For an operator that gives nothing but what it writes."""
 
@@ -160,14 +175,19 @@ _WITHOUT_META: dict[str, Callable[..., Any]] = {
     "aten::_fake_quantize_learnable_per_channel_affine_backward": _learnable_backward,
     "aten::_fake_quantize_learnable_per_tensor_affine": _like(0, None),
     "aten::_fake_quantize_learnable_per_tensor_affine_backward": _learnable_backward,
+    "aten::_fused_adagrad": _new_states(4),
     "aten::_fused_adagrad_": _written_only,
+    "aten::_fused_adam.tensor_lr": _new_states(5),
     "aten::_fused_adam_.tensor_lr": _written_only,
+    "aten::_fused_adamw.tensor_lr": _new_states(5),
     "aten::_fused_adamw_.tensor_lr": _written_only,
+    "aten::_fused_sgd": _new_states(3),
+    "aten::_fused_sgd.tensor_lr": _new_states(3),
     "aten::_fused_sgd_": _written_only,
     "aten::_fused_sgd_.tensor_lr": _written_only,
     "aten::_logcumsumexp": _like(0, None),
     "aten::_masked_softmax": _like(0, None),
-    "aten::_masked_softmax_backward": _like(0, None),
+    "aten::_masked_softmax_backward": _masked_softmax_backward,
     "aten::_sample_dirichlet": _like(0, None),
     "aten::_standard_gamma_grad": _like(0, None),
     "aten::_thnn_fused_gru_cell": _gru_cell,

@@ -69,7 +69,6 @@ def masked_softmax_backward(grad_output, output, mask, dim=None):
     dim = output.ndim - 1 if dim is None else dim
     grad, shares = _wide(grad_output), _wide(output)
     total = jnp.sum(grad * shares, dim, keepdims=True)
-    mask = _aligned_mask(mask, output.shape, 1 if mask.ndim == 2 and mask.shape != output.shape[-2:] else 0)
     return jnp.where(mask, 0, shares * (grad - total)).astype(grad_output.dtype)
 
 

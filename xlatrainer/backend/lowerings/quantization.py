@@ -33,23 +33,16 @@ def fake_quantize_per_channel_affine(self, scale, zero_point, axis, quant_min, q
 # with a scale and zero point that are learned
 
 
-def _nearest_in_range(zero_point, quant_min, quant_max, forward):
-    """The zero point as a whole number; torch rounds it in two ways."""
-    rounded = jnp.round(zero_point) if forward else jnp.trunc(zero_point + 0.5)
-    return jnp.clip(rounded, quant_min, quant_max)
-
-
 def _learned(self, scale, zero_point, quant_min, quant_max):
-    zero = _nearest_in_range(zero_point, quant_min, quant_max, True)
+    zero = jnp.clip(jnp.round(zero_point), quant_min, quant_max)
     return _fake_quantized(self, scale, zero, quant_min, quant_max)[0]
 
 
-def _learned_gradients(grad, self, scale, zero_point, quant_min, quant_max, grad_factor, kept):
+def _learned_gradients(grad, self, scale, zero, quant_min, quant_max, grad_factor, kept):
     """Gradients of the input, and of scale and zero point, added up over all dims but the one that is `kept`.
 
     Source: Esser et al., Learned Step Size Quantization (2020).
     """
-    zero = _nearest_in_range(zero_point, quant_min, quant_max, False)
     steps = jnp.round(self * (1 / scale) + zero)
     inside = (steps >= quant_min) & (steps <= quant_max)
     error = ((steps - zero) * scale - self) / scale
@@ -75,8 +68,10 @@ def fake_quantize_learnable_per_channel_affine(self, scale, zero_point, axis, qu
 def fake_quantize_learnable_per_tensor_affine_backward(
     grad, self, scale, zero_point, quant_min, quant_max, grad_factor=1.0
 ):
-    scale, zero_point = scale.reshape(-1)[0], zero_point.reshape(-1)[0]
-    by_input, *sums = _learned_gradients(grad, self, scale, zero_point, quant_min, quant_max, grad_factor, None)
+    """Here torch takes another whole number near the zero point than anywhere else."""
+    zero = jnp.clip(jnp.trunc(zero_point.reshape(-1)[0] + 0.5), quant_min, quant_max)
+    scale = scale.reshape(-1)[0]
+    by_input, *sums = _learned_gradients(grad, self, scale, zero, quant_min, quant_max, grad_factor, None)
     return by_input, *(total.reshape(1) for total in sums)
 
 
@@ -86,5 +81,5 @@ def fake_quantize_learnable_per_channel_affine_backward(
 ):
     axis %= self.ndim
     shape = [-1 if d == axis else 1 for d in range(self.ndim)]
-    scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
-    return _learned_gradients(grad, self, scale, zero_point, quant_min, quant_max, grad_factor, axis)
+    zero = jnp.clip(jnp.round(zero_point.reshape(shape)), quant_min, quant_max)
+    return _learned_gradients(grad, self, scale.reshape(shape), zero, quant_min, quant_max, grad_factor, axis)
