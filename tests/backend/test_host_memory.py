@@ -1,10 +1,14 @@
-"""Memory that a program frees is used again by the next run, unless that is switched off."""
+"""Memory that a program frees is used again by the next run, unless that is switched off; it can be given back."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+
+from xlatrainer.backend.host_memory import give_back_freed_memory
 
 SCRIPT = """
 import resource
@@ -35,3 +39,20 @@ def test_the_next_run_finds_the_memory_of_the_one_before() -> None:
     kept, returned = page_faults("on"), page_faults("off")
     assert kept < 100  # pages of 4 KiB
     assert returned > 500
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a call of glibc")
+def test_freed_memory_is_given_back() -> None:
+    blocks = [np.ones(8192) for _ in range(2000)]  # 64 KiB each, which glibc takes from its heap
+    del blocks[::100]
+    kept = blocks[::50]
+    del blocks
+    before = resident()
+    give_back_freed_memory()
+    assert resident() < before - 60 * 2**20
+    assert all(block.sum() == 8192 for block in kept)
+
+
+def resident() -> int:
+    """Bytes of memory that the process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
