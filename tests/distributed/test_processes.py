@@ -48,7 +48,8 @@ def results(folder: Path, strategy: str) -> list[dict[str, Any]]:
     ],
 )
 def test_two_train_as_one(tmp_path: Path, kind: str, strategy: str, capfd: pytest.CaptureFixture[str]) -> None:
-    launch_soon(scripts.train, kind, strategy, str(tmp_path))
+    # Not out of a server: what its children print goes where its own output did when it was started.
+    launch(scripts.on_devices, (2, scripts.train, kind, strategy, str(tmp_path)), nprocs=2)
     shown = capfd.readouterr().out
     assert shown.count("Epoch 7/7") == 1
     first, second = results(tmp_path, strategy)

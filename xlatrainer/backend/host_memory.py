@@ -26,9 +26,9 @@ _M_MMAP_MAX = -4
 _NEVER = 2**31 - 1
 _HEAP = 2**26  # bytes that the heap of a thread has at most; larger blocks it always asks the system for
 
-# Bytes that XLA shall put into one block of temporaries, so that two of them find room in a thread's heap. A tensor
-# that is larger is a block of its own: above 64 MB its pages are new in each run, as they are for torch's own.
-LARGEST_BLOCK = 30 * 2**20
+# Bytes of a block of XLA's temporaries that a thread's heap can keep. A program with a larger value has one block for
+# all of them, whose pages are new in each run, as those of so large tensors are for torch itself.
+LARGEST_BLOCK = 60 * 2**20
 
 
 def keep_freed_memory() -> bool:

@@ -181,18 +181,24 @@ def _private_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return copy
 
 
-def compiler_options() -> dict[str, Any]:
-    """Options for XLA's compiler on the platform in use.
+def compiler_options(largest: int = 0) -> dict[str, Any]:
+    """Options for XLA's compiler on the platform in use, for a program whose largest value has so many bytes.
 
     On the CPU, the pass is left out that removes optimization barriers before fusion: see `lowerings.fusion`. Region
     analysis sees that a donated buffer can be written in place where the default copies it first: of the 38 MB of
     parameters and Adam's state that a small transformer's step copied, 13 are left. Temporaries come in blocks that a
-    thread's heap can keep: see `host_memory`.
+    thread's heap can keep (see `host_memory`), unless one is larger: XLA lets no other value use the memory of such a
+    one, and a network of large layers took 65% more.
     """
     if default_device().platform != "cpu":
         return {}
-    options = {"xla_disable_hlo_passes": "cse_barrier_expander", "xla_cpu_copy_insertion_use_region_analysis": True}
-    return {**options, "xla_multiheap_size_constraint_per_heap": LARGEST_BLOCK} if keeps_memory() else options
+    options: dict[str, Any] = {
+        "xla_disable_hlo_passes": "cse_barrier_expander",
+        "xla_cpu_copy_insertion_use_region_analysis": True,
+    }
+    if largest <= LARGEST_BLOCK and keeps_memory():
+        options["xla_multiheap_size_constraint_per_heap"] = LARGEST_BLOCK
+    return options
 
 
 @contextlib.contextmanager
