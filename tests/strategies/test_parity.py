@@ -121,11 +121,13 @@ def test_one_trainer_after_the_other() -> None:
     one, expected = trained("cnn", "single")
     for trainer in (several, one):
         xla.manual_seed(9)
-        trainer.fit(batches("cnn", 5), verbose=0)
-    assert len(losses) == 25
+        trainer.fit(batches("cnn"), verbose=0)
+    assert len(losses) == 40
     assert losses == pytest.approx(expected, rel=1e-5)
     mine, theirs = (trainer.evaluate(batches("cnn", 2), verbose=0) for trainer in (several, one))
-    assert mine == pytest.approx(theirs, rel=1e-5)
+    # Biases in front of a batch norm: their gradients are rounding alone, of which Adam makes whole steps. Training does
+    # not see them; evaluation does, as far as the running means lag behind.
+    assert mine == pytest.approx(theirs, rel=1e-4)
 
 
 def test_a_model_goes_on_under_another_strategy() -> None:
