@@ -125,8 +125,8 @@ def test_one_trainer_after_the_other() -> None:
     assert len(losses) == 40
     assert losses == pytest.approx(expected, rel=1e-5)
     mine, theirs = (trainer.evaluate(batches("cnn", 2), verbose=0) for trainer in (several, one))
-    # Biases in front of a batch norm: their gradients are rounding alone, of which Adam makes whole steps. Training does
-    # not see them; evaluation does, as far as the running means lag behind.
+    # Biases in front of a batch norm: their gradients are rounding alone, of which Adam makes whole steps. Training
+    # does not see them; evaluation does, as far as the running means lag behind.
     assert mine == pytest.approx(theirs, rel=1e-4)
 
 
