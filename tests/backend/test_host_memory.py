@@ -13,9 +13,9 @@ from xlatrainer.backend.host_memory import give_back_freed_memory
 SCRIPT = """
 import resource
 import torch, xlatrainer as xla
-a, b, c = (torch.ones(*shape, device="xla") for shape in ((8192, 8), (8, 1152), (1152, 1)))
+a, b, c = (torch.ones(*shape, device="xla") for shape in ((4096, 8), (8, 4096), (4096, 1)))
 def step():
-    return ((a @ b).tanh() @ c).sum()  # 38 MB between the products: blocks that large glibc always returns
+    return ((a @ b).tanh() @ c).sum()  # 64 MB between the products: blocks that large glibc always returns
 faults = []
 for _ in range(40):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

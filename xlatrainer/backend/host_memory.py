@@ -17,37 +17,28 @@ import jax
 
 from xlatrainer import config
 
-__all__ = ["LARGEST_BLOCK", "give_back_freed_memory", "keep_freed_memory", "keeps_memory"]
+__all__ = ["give_back_freed_memory", "keep_freed_memory"]
 
 # Of glibc's malloc.h: mallopt's parameters.
 _M_TRIM_THRESHOLD = -1
-_M_TOP_PAD = -2
 _M_MMAP_MAX = -4
+_M_ARENA_MAX = -8
 _NEVER = 2**31 - 1
-_HEAP = 2**26  # bytes that the heap of a thread has at most; larger blocks it always asks the system for
-
-# Bytes of a block of XLA's temporaries that a thread's heap can keep. A program with a larger value has one block for
-# all of them, whose pages are new in each run, as those of so large tensors are for torch itself.
-LARGEST_BLOCK = 60 * 2**20
 
 
 def keep_freed_memory() -> bool:
     """Tell glibc to keep what is freed; returns whether it was told.
 
-    Only where XLA is going to run on the CPU. Each thread keeps its own arena: with one for all (M_ARENA_MAX), the
-    threads of XLA's compiler wait for each other a third of their time.
+    Only where XLA is going to run on the CPU, and before its threads exist: a thread that has an arena of its own,
+    which holds blocks of up to 64 MB, would go on asking the system for larger ones. The price: the threads of XLA's
+    compiler wait for each other's allocations, a third of their time. (XLA can split temporaries into blocks that such
+    an arena keeps, but does not serialize a program that has several.)
     """
-    if not keeps_memory():
+    if config.get("keep_memory") == "off" or not (_has_glibc() and _expects_cpu()):
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    # An emptied heap is given back unless the padding is as large as a heap.
-    wanted = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER), (_M_TOP_PAD, _HEAP))
+    wanted = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER), (_M_ARENA_MAX, 1))
     return all(mallopt(parameter, value) == 1 for parameter, value in wanted)
-
-
-def keeps_memory() -> bool:
-    """Whether freed memory is kept, here and by the settings."""
-    return config.get("keep_memory") != "off" and _has_glibc() and _expects_cpu()
 
 
 def give_back_freed_memory() -> None:

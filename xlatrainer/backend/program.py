@@ -52,7 +52,6 @@ class Graph:
         nodes: the recorded nodes, with the user's lines.
         outputs: slots of the values that are wanted.
         home: the devices that it is for; None: the one device.
-        largest: bytes of its largest value.
         equal: which of its numbers are read from one place; None: each from its own.
         checks: what may fail for its data, once it was lowered.
     """
@@ -66,7 +65,6 @@ class Graph:
         self.floats = sum(node.operation.num_floats for node in self.nodes)
         self.ints = sum(node.operation.num_ints for node in self.nodes)
         self.random = any(node.operation.random for node in self.nodes)
-        self.largest = max((_size(spec) for node in self.nodes for spec in node.operation.outputs), default=0)
 
     def lowered(self, donate: Sequence[int] = (), results: Sequence[Sharding | None] | None = None) -> Any:
         """The graph in JAX's form, `jax.stages.Lowered`, with the leaves at the positions `donate` given away.
@@ -249,8 +247,7 @@ class Program(Graph):
     def _compile(self) -> Any:
         donated = [i for i, given in enumerate(self.donated) if given]
         try:
-            lowered = self.lowered(donated, None if self.home is None else self.shardings)
-            compiled = compiled_lowering(lowered, self.largest)
+            compiled = compiled_lowering(self.lowered(donated, None if self.home is None else self.shardings))
             if self.home is not None:
                 found = zip(compiled.output_shardings[0], self.specs, strict=True)
                 self.shardings = [self.home.sharding(sharding, len(spec.shape)) for sharding, spec in found]
@@ -365,10 +362,6 @@ def live_programs() -> Iterator[Program]:
     return iter(list(_programs))
 
 
-def _size(spec: Spec) -> int:
-    return spec.numel * spec.held.itemsize
-
-
 def _specs(nodes: list[Node]) -> dict[int, Spec]:
     """The spec of every slot."""
     specs: dict[int, Spec] = {}
@@ -451,17 +444,15 @@ def lowered_function(function: Any, arguments: Sequence[Any], donate: Sequence[i
         return jitted.lower(*arguments)
 
 
-def compiled_lowering(lowered: Any, largest: int) -> Any:
-    """What `lowered_function` gave, compiled for the device; `largest` as in `runtime.compiler_options`."""
+def compiled_lowering(lowered: Any) -> Any:
+    """What `lowered_function` gave, compiled for the device."""
     with runtime.x64(), jax.default_device(runtime.default_device()):
-        return lowered.compile(compiler_options=runtime.compiler_options(largest))
+        return lowered.compile(compiler_options=runtime.compiler_options())
 
 
-def compiled_function(
-    function: Any, arguments: Sequence[Any], donate: Sequence[int], largest: int, shardings: Any = None
-) -> Any:
+def compiled_function(function: Any, arguments: Sequence[Any], donate: Sequence[int], shardings: Any = None) -> Any:
     """`function` of these arguments (arrays, or their shapes and dtypes), compiled; see `lowered_function`."""
-    return compiled_lowering(lowered_function(function, arguments, donate, shardings), largest)
+    return compiled_lowering(lowered_function(function, arguments, donate, shardings))
 
 
 def _reader(numbers: Any, firsts: Any) -> Callable[[int], Any]:

@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 from xlatrainer import config
 from xlatrainer.backend import counters, measurements, processes
 from xlatrainer.backend.dtypes import from_numpy, to_numpy
-from xlatrainer.backend.host_memory import LARGEST_BLOCK, keep_freed_memory, keeps_memory
+from xlatrainer.backend.host_memory import keep_freed_memory
 
 __all__ = [
     "compiler_options",
@@ -181,24 +181,16 @@ def _private_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return copy
 
 
-def compiler_options(largest: int = 0) -> dict[str, Any]:
-    """Options for XLA's compiler on the platform in use, for a program whose largest value has so many bytes.
+def compiler_options() -> dict[str, Any]:
+    """Options for XLA's compiler on the platform in use.
 
     On the CPU, the pass is left out that removes optimization barriers before fusion: see `lowerings.fusion`. Region
     analysis sees that a donated buffer can be written in place where the default copies it first: of the 38 MB of
-    parameters and Adam's state that a small transformer's step copied, 13 are left. Temporaries come in blocks that a
-    thread's heap can keep (see `host_memory`), unless one is larger: XLA lets no other value use the memory of such a
-    one, and a network of large layers took 65% more.
+    parameters and Adam's state that a small transformer's step copied, 13 are left.
     """
     if default_device().platform != "cpu":
         return {}
-    options: dict[str, Any] = {
-        "xla_disable_hlo_passes": "cse_barrier_expander",
-        "xla_cpu_copy_insertion_use_region_analysis": True,
-    }
-    if largest <= LARGEST_BLOCK and keeps_memory():
-        options["xla_multiheap_size_constraint_per_heap"] = LARGEST_BLOCK
-    return options
+    return {"xla_disable_hlo_passes": "cse_barrier_expander", "xla_cpu_copy_insertion_use_region_analysis": True}
 
 
 @contextlib.contextmanager

@@ -127,7 +127,7 @@ class Series:
         loaded.make_room()
         program = self.plan.program
         with measurements.timed("CompileTime"), program.partitioning(program.shardings) as mesh:
-            self._run = compiled_function(self._steps, inputs, (0,), program.largest, self._shardings(mesh))
+            self._run = compiled_function(self._steps, inputs, donate=(0,), shardings=self._shardings(mesh))
         counters.add("UncachedCompile")
         cause = f"{self.number} steps become one program (graph and memory are those of one step)"
         assert self.plan.seen.node is not None
