@@ -1,5 +1,6 @@
 """Compiled programs on disk: a second process compiles nothing, and no damage to a file does harm."""
 
+import math
 import os
 import subprocess
 import sys
@@ -64,6 +65,19 @@ def test_nor_does_one_that_trains_on_several_devices(folder: Path) -> None:
     assert second["Execute"] == first["Execute"]
     assert second["Replay"] == first["Replay"]
     assert again == losses
+
+
+def test_a_program_of_large_values_is_kept(folder: Path) -> None:
+    """XLA serializes a program only if all its temporaries are one block, which some of its options prevent."""
+    x, y = torch.ones(4096, 8, device="xla"), torch.ones(8, 4096, device="xla")
+    xla.sync()
+    before = counters.snapshot().get("PersistentCacheHit", 0)
+    with config.override(cache_dir=str(folder)):
+        for _ in range(2):
+            state.forget_programs()
+            total = ((x @ y).tanh() @ y.T + (x @ y).sin() @ y.T).sum()
+            assert total.item() == pytest.approx(4096 * 8 * 4096 * (math.tanh(8) + math.sin(8)), rel=1e-4)
+    assert counters.snapshot()["PersistentCacheHit"] == before + 1
 
 
 def test_several_steps_are_one_program_of_what_was_kept(folder: Path) -> None:
