@@ -26,6 +26,7 @@ def test_which_numbers_stand_for_which() -> None:
     assert not equal.hold([0.7, 0.7, 0.8, 1.0, 2.0, 3.0, 3.0], [5, 5, 5, 6, 7])
     assert not equal.hold([0.0, 0.7, -0.0, 1.0, 2.0, 3.0, 3.0], [5, 5, 5, 6, 7])
     assert not equal.hold([0.7, 0.7, 0.7, 1.0, 2.0, 3.0, 3.0], [5, 5, 6, 6, 7])
+    assert EqualNumbers.among([0.5, 0.0, 0.0], [1, 0, 0]) is None
 
 
 def scaled(x: torch.Tensor, first: float, second: float) -> torch.Tensor:

@@ -29,6 +29,13 @@ class EqualNumbers:
         self.floats = _firsts(np.array(floats, np.float64))
         self.ints = _firsts(np.array(ints, np.int64))
 
+    @classmethod
+    def among(cls, floats: Sequence[float], ints: Sequence[int]) -> "EqualNumbers | None":
+        """Those of these numbers; None if no two of them are equal."""
+        found = cls(floats, ints)
+        alone = all((each == np.arange(len(each))).all() for each in (found.floats, found.ints))
+        return None if alone else found
+
     def hold(self, floats: Sequence[float], ints: Sequence[int]) -> bool:
         """Whether the numbers of another run are equal where these were."""
         return _holds(self.floats, np.array(floats, np.float64)) and _holds(self.ints, np.array(ints, np.int64))

@@ -174,7 +174,7 @@ class Program(Graph):
         """`shardings`: how outputs shall lie, by their slots."""
         super().__init__(trace.node, outputs, trace.home)
         self.runs = 0
-        self.equal = EqualNumbers(trace.floats, trace.ints)
+        self.equal = EqualNumbers.among(trace.floats, trace.ints)
         by_slot = _specs(self.nodes)
         successors = _successors(trace, by_slot, outputs, dead)
         self.outputs = outputs = tuple(dict.fromkeys((*(s for s in successors if s is not None), *outputs)))
