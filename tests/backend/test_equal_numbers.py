@@ -55,8 +55,8 @@ def test_batch_norms_read_their_momentum_from_one_place() -> None:
     assert len(reads) == 2  # a momentum, and the 1 that batches are counted with
 
 
-class Scaled(nn.Module):
-    """Two layers whose outputs are scaled, by numbers that the caller changes."""
+class Normalized(nn.Module):
+    """A linear layer and a batch norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Scaled(nn.Module):
 def train(device: str, change: Callable[[Any, int], None], groups: bool = False) -> tuple[list[float], list[float]]:
     """Losses of six steps, and of each step how many programs were compiled."""
     torch.manual_seed(0)
-    model = nn.Sequential(Scaled(), Scaled()).to(device)
+    model = nn.Sequential(Normalized(), Normalized()).to(device)
     lists = [{"params": list(module.parameters())} for module in model] if groups else model.parameters()
     optimizer = torch.optim.SGD(lists, lr=0.0 if groups else 0.1)
 

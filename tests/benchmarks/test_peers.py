@@ -70,6 +70,7 @@ def test_steps_compares_the_losses(
     assert '"jax"' in (tmp_path / "steps.json").read_text()
 
     def answered(name: str, loss: float) -> contenders.Contender:
+        # without a process: only what it has answered is compared
         return contenders.Contender(name, None, [{"losses": [loss, loss]}])  # type: ignore[arg-type]
 
     with pytest.raises(SystemExit, match="the losses disagree: jax"):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from xlatrainer.backend import counters, execution_time, measurements, runtime
-from xlatrainer.backend.ir import Trace, Value
+from xlatrainer.backend.ir import Node, Trace, Value
 from xlatrainer.backend.program import Program
 from xlatrainer.backend.source import user_line
 from xlatrainer.backend.state import Compilation, state
@@ -54,11 +54,16 @@ def _find(trace: Trace, live: list[Value], dead: Sequence[bool], cause: str) -> 
     program = Program(trace, outputs, dead, shardings)
     measurements.record("InputOutputAliasCount", sum(program.donated), "")
     trace.node.programs.append(program)
-    compilation = Compilation(trace.node, program, cause, user_line())
+    tell_compiled(trace.node, program, cause)
+    return program
+
+
+def tell_compiled(node: Node, program: Program, cause: str) -> None:
+    """Note that a program was compiled at the user's line, and why; `node` is the last of what it is compiled from."""
+    compilation = Compilation(node, program, cause, user_line())
     if state.reporter is not None:
         state.reporter.compiled(compilation)
     state.compilations.append(compilation)
-    return program
 
 
 def run_pending(cause: str) -> Program | None:
@@ -120,10 +125,7 @@ def tell_apart(program: Program) -> None:
     """Compile a program once more, since numbers have come that differ where they were equal when it was made."""
     program.tell_apart()
     cause = "numbers differ that were equal when the program was compiled (graph and memory are the same)"
-    compilation = Compilation(program.nodes[-1], program, cause, user_line())
-    if state.reporter is not None:
-        state.reporter.compiled(compilation)
-    state.compilations.append(compilation)
+    tell_compiled(program.nodes[-1], program, cause)
 
 
 def start(

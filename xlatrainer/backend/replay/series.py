@@ -1,7 +1,6 @@
 """Several steps of a plan in one program: a loop on the device, with what each step leaves to the next carried along.
 
-May import: plan, observation, optimizers, executor, program, runtime, execution_time, loaded, tensor, source, state,
-ir.
+May import: plan, observation, optimizers, executor, program, runtime, execution_time, loaded, tensor, state, ir.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,14 +12,13 @@ import numpy as np
 import torch
 
 from xlatrainer.backend import counters, execution_time, loaded, measurements, runtime
-from xlatrainer.backend.executor import Lost, in_turn, tell_apart
+from xlatrainer.backend.executor import Lost, in_turn, tell_apart, tell_compiled
 from xlatrainer.backend.ir import Value
 from xlatrainer.backend.program import compiled_function, lower_program, random_words
 from xlatrainer.backend.replay.observation import Origin
 from xlatrainer.backend.replay.optimizers import Shadow
 from xlatrainer.backend.replay.plan import Mismatch, Plan
-from xlatrainer.backend.source import user_line
-from xlatrainer.backend.state import Compilation, state
+from xlatrainer.backend.state import state
 from xlatrainer.errors import ExecutionError
 
 __all__ = ["Series"]
@@ -131,10 +129,7 @@ class Series:
         counters.add("UncachedCompile")
         cause = f"{self.number} steps become one program (graph and memory are those of one step)"
         assert self.plan.seen.node is not None
-        compilation = Compilation(self.plan.seen.node, program, cause, user_line())
-        if state.reporter is not None:
-            state.reporter.compiled(compilation)
-        state.compilations.append(compilation)
+        tell_compiled(self.plan.seen.node, program, cause)
 
     def _shardings(self, mesh: Any) -> Any:
         """Of the program's results; None on the one device."""
