@@ -256,6 +256,30 @@ def test_data_and_resize_and_set() -> None:
     assert turned.tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("size", "stride"), [((2, 3), (1, 2)), ((2, 3), (6, 1)), ((1, 3), (7, 1)), ((2, 3), (0, 1))])
+def test_copies_have_the_strides_that_torch_gives_them(
+    size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    source = torch.arange(12.0).as_strided(size, stride)
+    expected = source.to(dtype, copy=True)
+    there = source.to("xla", dtype)
+    back = torch.arange(12.0).to("xla").as_strided(size, stride).to("cpu", dtype)
+    moved = torch.arange(12.0).to("xla").as_strided(size, stride).to(dtype, copy=True)
+    for copy in (there, back, moved):
+        assert copy.stride() == expected.stride()
+        assert copy.dtype is dtype
+        torch.testing.assert_close(copy.cpu(), expected)
+
+
+def test_gradients_go_through_copies_between_devices() -> None:
+    source = torch.ones(3, requires_grad=True)
+    (source.to("xla", torch.float64).to("cpu", torch.float32) * 2).sum().backward()
+    assert source.grad is not None
+    assert source.grad.dtype is torch.float32
+    assert source.grad.tolist() == [2, 2, 2]
+
+
 def test_channels_last_is_a_layout_like_any() -> None:
     source = torch.randn(2, 3, 4, 5)
     tensor = source.to("xla").to(memory_format=torch.channels_last)

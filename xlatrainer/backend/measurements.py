@@ -7,11 +7,10 @@ Taking a sample costs about a microsecond.
 May import: config.
 """
 
-import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from typing import Any
 
 from xlatrainer import config
 
@@ -60,12 +59,20 @@ def _number_kept() -> int:
     return number
 
 
-@contextlib.contextmanager
-def timed(name: str) -> Iterator[None]:
+class timed:
     """Take the length of a `with` block as a sample, unless it raises."""
-    start = time.perf_counter()
-    yield
-    record(name, time.perf_counter() - start)
+
+    __slots__ = ("_name", "_start")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is None:
+            record(self._name, time.perf_counter() - self._start)
 
 
 def names() -> list[str]:

@@ -2,7 +2,7 @@
 
 JAX is asked for its devices at the first use, never at import. 64-bit types are switched on around our own work only.
 
-May import: jax, torch, numpy, host_memory, dtypes, config, counters, measurements.
+May import: jax, torch, numpy, host_memory, dtypes, config, counters, measurements, _private_api.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from jax.experimental import multihost_utils
 
 from xlatrainer import config
 from xlatrainer.backend import counters, measurements, processes
+from xlatrainer.backend._private_api import put_on_device
 from xlatrainer.backend.dtypes import from_numpy, to_numpy
 from xlatrainer.backend.host_memory import keep_freed_memory
 
@@ -127,8 +128,11 @@ def to_device(tensor: torch.Tensor, dtype: torch.dtype | None = None, sharding: 
         )
     array = _as_array(tensor.detach().resolve_conj().resolve_neg().to(dtype or tensor.dtype))
     counters.add("TransferToDevice")
-    with measurements.timed("TransferToDeviceTime"), x64():
-        return jax.device_put(_private_copy(array), default_device()) if sharding is None else _spread(array, sharding)
+    with measurements.timed("TransferToDeviceTime"):
+        if sharding is None:
+            return put_on_device(_private_copy(array), default_device())
+        with x64():
+            return _spread(array, sharding)
 
 
 def _spread(array: np.ndarray[Any, Any], sharding: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 
 from xlatrainer.backend import counters
 from xlatrainer.backend._private_api import alias_as_strided, alias_view, call_composite_kernel, call_meta_kernel
-from xlatrainer.backend.ir import make_spec
+from xlatrainer.backend.ir import Value, make_spec
 from xlatrainer.backend.overlap import check_written
 from xlatrainer.backend.recorder import check_device, not_on_device
 from xlatrainer.backend.state import state
@@ -44,7 +44,8 @@ def _strides(size: tuple[int, ...], memory_format: torch.memory_format | None) -
     ranks = {torch.channels_last: 4, torch.channels_last_3d: 5}
     if memory_format in ranks:
         if len(size) != ranks[memory_format]:
-            raise RuntimeError(f"required rank {ranks[memory_format]} tensor to use {memory_format} format")
+            name = str(memory_format).removeprefix("torch.")
+            raise RuntimeError(f"required rank {ranks[memory_format]} tensor to use {name} format")
         return _channels_last_strides(size)
     return contiguous_strides(size)
 
@@ -192,25 +193,28 @@ def set_storage(
 def clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
     """A clone shares the value, which never changes: nothing is recorded."""
     with state.lock:
-        value = value_of(self)
-        shape = value.spec.shape
-        stride = _clone_strides(self, memory_format)
-        if stride == contiguous_strides(shape):
-            return new_tensor(value)
-        result = _laid_out(shape, self.dtype, stride)
-        assign(result, value)
-        return result
+        return _copy_of(self, value_of(self), memory_format)
 
 
-def _clone_strides(tensor: torch.Tensor, memory_format: torch.memory_format | None) -> tuple[int, ...]:
-    """Those of the source without its gaps where they are asked to be kept, as in torch."""
-    shape = tuple(tensor.shape)
-    if memory_format not in (None, torch.preserve_format):
-        return _strides(shape, memory_format)
-    stride = tensor.stride()
+def _copy_of(tensor: torch.Tensor, value: Value, memory_format: torch.memory_format | None) -> torch.Tensor:
+    """A tensor that holds `value`, which has the shape of `tensor`, with the strides that torch gives a copy of it."""
+    shape = value.spec.shape
+    stride = _copy_strides(tensor, memory_format)
     if stride == contiguous_strides(shape):
+        return new_tensor(value)
+    result = _laid_out(shape, value.spec.dtype, stride)
+    assign(result, value)
+    return result
+
+
+def _copy_strides(tensor: torch.Tensor, memory_format: torch.memory_format | None) -> tuple[int, ...]:
+    """Those of the source without its gaps where they are asked to be kept, as in torch."""
+    if memory_format not in (None, torch.preserve_format):
+        return _strides(tuple(tensor.shape), memory_format)
+    stride = tensor.stride()
+    if stride == contiguous_strides(tensor.shape):
         return stride
-    return torch.empty_like(torch.empty_strided(shape, stride, device="meta")).stride()
+    return torch.empty_strided(tensor.shape, stride, device="meta").clone().stride()
 
 
 def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -250,19 +254,25 @@ def to_copy(
     """What `Tensor.to` ends in. On its way to the CPU a tensor is waited for: there is no pinned memory to copy to."""
     _refuse_pinned(pin_memory)
     check_device(device)
-    options = {"dtype": dtype, "layout": layout, "memory_format": memory_format}
-    if self.device.type != "xla" or (device is not None and device.type != "xla"):
+    here, there = self.device.type, "xla" if device is None else device.type
+    if layout not in (None, self.layout) or self.layout is not torch.strided or self.is_quantized:
+        there = "other"
+    if here == "xla" and there == "cpu":
+        return _to_host(self, dtype, memory_format)
+    if there != "xla" or here not in ("xla", "cpu"):
+        options = {"dtype": dtype, "layout": layout, "memory_format": memory_format}
         return call_composite_kernel(aten._to_copy.default, self, device=device, **options)
     with state.lock:
-        value = value_of(self)
-        value = convert(value, dtype or value.spec.dtype)
-        shape = value.spec.shape
-        stride = _clone_strides(self, memory_format)
-        if stride == contiguous_strides(shape):
-            return new_tensor(value)
-        result = _laid_out(shape, value.spec.dtype, stride)
-        assign(result, value)
-        return result
+        value = value_of(self) if here == "xla" else upload_value(self)
+        return _copy_of(self, convert(value, dtype or self.dtype), memory_format)
+
+
+def _to_host(self: torch.Tensor, dtype: torch.dtype | None, memory_format: torch.memory_format | None) -> torch.Tensor:
+    stride = _copy_strides(self, memory_format)
+    copy = read_to_host([self])[0]
+    if stride == copy.stride():
+        return copy if dtype in (None, copy.dtype) else copy.to(dtype)
+    return torch.empty_strided(self.shape, stride, dtype=dtype or self.dtype).copy_(copy)
 
 
 def _copy_from(self: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
