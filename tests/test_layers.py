@@ -115,6 +115,7 @@ LAYERS = (
             "xlatrainer.backend.source",
             "xlatrainer.backend.counters",
             "xlatrainer.backend.measurements",
+            "xlatrainer.backend.garbage",
             "xlatrainer.backend.host_memory",
             "xlatrainer.backend.equal_numbers",
             "xlatrainer.backend.processes",

@@ -9,8 +9,9 @@ from torch.nn import functional
 
 import xlatrainer as xla
 from xlatrainer import config
-from xlatrainer.backend import counters
+from xlatrainer.backend import counters, program
 from xlatrainer.backend.lowerings.registry import find
+from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import storage_data, value_of
 from xlatrainer.errors import ExecutionError, LostValueError, LoweringError
 
@@ -151,6 +152,16 @@ def test_old_parameters_are_donated() -> None:
     torch.testing.assert_close(weight.detach().cpu(), torch.full((256, 256), -3.0))
 
 
+def test_what_was_copied_to_the_device_is_written_in_place() -> None:
+    """Parameters and optimizer state come from the host: were they not the device's own, the first step copied all."""
+    state = torch.zeros(64, 64).to("xla")
+    where = value_of(state).buffer.unsafe_buffer_pointer()
+    state.add_(1.0)
+    xla.sync(wait=True)
+    assert value_of(state).buffer.unsafe_buffer_pointer() == where
+    assert state.sum().item() == 64 * 64
+
+
 def test_donation_never_frees_what_is_still_in_use() -> None:
     state = torch.zeros(64, device="xla")
     kept = []
@@ -186,6 +197,29 @@ def test_memory_does_not_grow_over_500_steps() -> None:
     gc.collect()
     assert len(gc.get_objects()) - objects < 500
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 20_000  # KiB
+
+
+def test_a_run_of_large_temporaries_ends_before_the_next_one_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "LARGE", 100_000)  # of bytes
+
+    def run(rows: int) -> torch.Tensor:
+        a = torch.ones(rows, rows, device="xla")
+        total = ((a @ a) @ (a @ a)).sum()
+        xla.sync()
+        return total
+
+    small = run(8)
+    assert state.large_run is None
+    large = run(256)
+    pending = state.large_run
+    assert pending is value_of(large).buffer
+    again = run(256)
+    assert pending.is_ready()
+    assert state.large_run is value_of(again).buffer
+    assert [total.item() for total in (small, large, again)] == [8.0**5, 256.0**5, 256.0**5]
+    state.large_run.delete()  # as if another program had written over it
+    assert run(8).item() == 8.0**5
+    assert state.large_run is None
 
 
 def test_a_trace_keeps_no_buffers_after_it_ran() -> None:

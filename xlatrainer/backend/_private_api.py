@@ -307,13 +307,15 @@ def serialize_executable(compiled: Any) -> bytes:
 
 
 def put_on_device(array: Any, device: Any) -> Any:
-    """A JAX array on `device` with the contents of a numpy array, whose memory JAX may keep; 64-bit types stay.
+    """A JAX array on `device` with a copy of a numpy array, which may be changed afterwards; 64-bit types stay.
 
-    `jax.device_put` ends in the same call of jaxlib, with ten times as much Python before it (jax 0.10).
+    `jax.device_put` ends in the same call of jaxlib, with ten times as much Python before it and with the CPU's arrays
+    looking at the memory of numpy's: JAX cannot give that to a program to write its results into (jax 0.10).
     """
     aval = jax.core.ShapedArray(array.shape, array.dtype)
     sharding = jax.sharding.SingleDeviceSharding(device)
-    return xla_client.batched_device_put(aval, sharding, [array], [device], True, enable_x64=True)
+    copied = xla_client.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
+    return xla_client.batched_device_put(aval, sharding, [array], [device], True, False, copied, enable_x64=True)
 
 
 def load_executable(

@@ -22,7 +22,7 @@ from xlatrainer.backend.source import user_line
 from xlatrainer.backend.state import Compilation, state
 from xlatrainer.errors import ExecutionError, LostValueError
 
-__all__ = ["Lost", "in_turn", "raise_failed_checks", "run_pending", "start", "wait"]
+__all__ = ["Lost", "in_turn", "let_large_run_end", "raise_failed_checks", "run_pending", "start", "wait"]
 
 
 class Lost:
@@ -74,6 +74,8 @@ def run_pending(cause: str) -> Program | None:
     Returns the program that was started. With nothing pending, or nothing that anybody can still read, it does nothing
     and returns None.
     """
+    if state.trace.num_nodes:
+        let_large_run_end()
     with state.lock:
         raise_failed_checks()
         trace = state.trace
@@ -142,7 +144,7 @@ def start(
     began = execution_time.starting()
     try:
         results = program.run(buffers, floats, ints, random)
-        in_turn(program, results)
+        in_turn(program, results, results[program.smallest])
     except jax.errors.JaxRuntimeError as error:
         raise ExecutionError(f"the program failed: {error}\n{program.describe()}{program.dumped()}") from error
     counters.add("Execute")
@@ -153,10 +155,37 @@ def start(
     return results
 
 
-def in_turn(program: Program, results: Any) -> None:
-    """Wait for the results of a run where a program must end before the next one starts."""
+def in_turn(program: Program, results: Any, small: Any) -> None:
+    """Wait for the results of a run where a program must end before the next one starts.
+
+    Of a run that needs much memory the next one must await the end, with `let_large_run_end`; of its results, `small`
+    is kept until then.
+    """
     if program.home is not None and program.home.one_at_a_time:
         jax.block_until_ready(results)
+    state.large_run = small if program.is_large else None
+
+
+def let_large_run_end() -> None:
+    """Wait for the latest run if it needs so much memory that the next must not start beside it.
+
+    XLA's CPU client allocates the temporaries of a run when that is asked for, not when it begins. Call it without the
+    lock: other threads go on meanwhile.
+
+    Raises:
+        ExecutionError: If that run failed.
+    """
+    latest = state.large_run
+    if latest is None:
+        return
+    try:
+        if not latest.is_deleted():
+            with execution_time.waiting():
+                jax.block_until_ready(latest)
+    except jax.errors.JaxRuntimeError as error:
+        raise ExecutionError(f"the program before this one failed: {error}") from error
+    finally:
+        state.large_run = None
 
 
 def raise_failed_checks() -> None:

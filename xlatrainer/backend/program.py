@@ -1,13 +1,12 @@
 """A compiled program: the lowerings of a trace's nodes, called one after the other under `jax.jit`.
 
 Owns what the program takes (leaves, lifted numbers, random state), what it gives (values, failed checks) and which
-leaves are donated. Knows nothing of tensors. May import: program_cache, equal_numbers, host_memory, placement, ir,
-runtime, loaded, lowerings, dtypes, measurements, counters, config, errors.
+leaves are donated. Knows nothing of tensors. May import: program_cache, equal_numbers, garbage, host_memory, placement,
+ir, runtime, loaded, lowerings, dtypes, measurements, counters, config, errors.
 """
 
 import contextlib
 import functools
-import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from xlatrainer import config
 from xlatrainer.backend import counters, loaded, measurements, program_cache, runtime
 from xlatrainer.backend.dtypes import to_numpy
 from xlatrainer.backend.equal_numbers import EqualNumbers
+from xlatrainer.backend.garbage import collector_paused
 from xlatrainer.backend.host_memory import give_back_freed_memory
 from xlatrainer.backend.ir import Node, Spec, Trace
 from xlatrainer.backend.lowerings.checks import Check, collecting, first_failure
@@ -33,6 +33,7 @@ from xlatrainer.errors import CompileError, LoweringError
 __all__ = ["Graph", "Program", "compiled_function", "live_programs", "lower_program", "random_words"]
 
 
+LARGE = 16 << 20  # bytes of temporaries from which on a run is waited for before the next one
 LONG = 1.0  # seconds of a compilation after which its memory is given back
 MAX_REPLICATED = 1024  # elements of an output that nobody has sharded, up to which each device has all of it
 
@@ -161,6 +162,7 @@ class Program(Graph):
         matmul_precision: torch's setting for float32 products that it was compiled with.
         checks: what may fail for its data; if there is any, the last output says which did.
         from_disk: whether it came from the cache on disk, already compiled.
+        is_large: whether its temporaries take so much memory that no two runs should have them at once.
         runs: how often it ran since its making, or since the counters were reset.
     """
 
@@ -199,8 +201,10 @@ class Program(Graph):
     def load(self) -> None:
         """Get the machine code, from the cache on disk or from the compiler; says in `from_disk` which it was."""
         loaded.make_room()
-        with _collector_paused():
+        with collector_paused():
             seconds = self._load()
+        on_cpu = runtime.default_device().platform == "cpu"  # elsewhere runs that follow each other share theirs
+        self.is_large = on_cpu and self.memory_sizes().get("temporaries", 0) > LARGE
         if seconds > LONG:
             give_back_freed_memory()  # the compiler's, a few hundred MB for a large program
 
@@ -336,22 +340,6 @@ class Program(Graph):
         node = self.nodes[failing.node]
         message = failing.message.format(value=value)
         return failing.kind(f"{message} ({node.operation.name}, recorded at {node.line})")
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """A block without Python's garbage collector.
-
-    A program is hundreds of thousands of objects, none of them garbage: to look through them again and again took a
-    third of the time of lowering it.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 _programs: weakref.WeakSet[Program] = weakref.WeakSet()

@@ -130,22 +130,15 @@ def to_device(tensor: torch.Tensor, dtype: torch.dtype | None = None, sharding: 
     counters.add("TransferToDevice")
     with measurements.timed("TransferToDeviceTime"):
         if sharding is None:
-            return put_on_device(_private_copy(array), default_device())
+            return put_on_device(array, default_device())
         with x64():
             return _spread(array, sharding)
 
 
 def _spread(array: np.ndarray[Any, Any], sharding: Any) -> Any:
     """A device array with the contents of `array`, each device of this process having its part."""
-    parts: dict[Any, Any] = {}
-    pieces = []
-    for device, index in sharding.addressable_devices_indices_map(array.shape).items():
-        key = tuple((part.start, part.stop) for part in index)
-        if key not in parts:
-            parts[key] = _private_copy(array[index])
-            pieces.append(jax.device_put(parts[key], device))
-        else:  # JAX may use the memory of the first itself
-            pieces.append(jax.device_put(parts[key].copy(), device))
+    where = sharding.addressable_devices_indices_map(array.shape)
+    pieces = [put_on_device(array[index], device) for device, index in where.items()]
     return jax.make_array_from_single_device_arrays(array.shape, sharding, pieces)
 
 

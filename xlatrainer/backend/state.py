@@ -86,6 +86,7 @@ class DeviceState:
         self.tree_nodes = 0
         self.trace = self.empty_trace()
         self.checks: list[tuple[Any, Any]] = []  # programs that were started, with the array that says what failed
+        self.large_run: Any = None  # a result of the latest run, if that needs much memory; see `executor`
         self.seed = DEFAULT_SEED
         self.random_offset = 0  # draws since the seed was set, without those of the pending trace
         self.observer: Any = None  # told of what would keep a step from being replayed; see `replay.observation`
@@ -160,6 +161,7 @@ class DeviceState:
         """Called in a forked child."""
         self.forked = True
         self.lock = _ForkedLock()
+        self.large_run = None  # the threads that would end it are the parent's
 
 
 state = DeviceState()

@@ -8,6 +8,7 @@ from jax import lax
 
 from xlatrainer.backend.lowerings import convolution_cpu
 from xlatrainer.backend.lowerings.partitioning import partitioned
+from xlatrainer.backend.lowerings.platforms import on_cpu_or_else
 from xlatrainer.backend.lowerings.registry import lowering
 from xlatrainer.backend.lowerings.windows import per_dim
 
@@ -96,7 +97,7 @@ def _best(native, on_cpu, *arrays):
     """`native`, or on the CPU what is faster there for these shapes."""
     if arrays[0].dtype not in (jnp.float32, jnp.float64):
         return native(*arrays)
-    return lax.platform_dependent(*arrays, cpu=partial(_fenced, native, on_cpu), default=native)
+    return on_cpu_or_else(partial(_fenced, native, on_cpu), native, *arrays)
 
 
 def _fenced(native, on_cpu, *arrays):
@@ -141,9 +142,7 @@ def _in_order(grad_input, grad_weight):
     """
     if grad_input.dtype not in (jnp.float32, jnp.float64):
         return grad_input, grad_weight
-    return lax.platform_dependent(
-        grad_input, grad_weight, cpu=convolution_cpu.in_order, default=lambda *gradients: gradients
-    )
+    return on_cpu_or_else(convolution_cpu.in_order, lambda *gradients: gradients, grad_input, grad_weight)
 
 
 def _output_size(input, weight, geometry, output_padding):

@@ -1,12 +1,14 @@
 """Where XLA's fusion must stop.
 
-May import: jax.
+May import: platforms, jax.
 """
 
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+
+from xlatrainer.backend.lowerings.platforms import on_cpu_or_else
 
 __all__ = ["materialized", "materialized_images"]
 
@@ -18,7 +20,7 @@ def materialized(*arrays: Any) -> Any:
     element many times (windows) or costs much to compute, that multiplies the work: a max pooling that fed a batch norm
     ran four times. Other platforms choose well by themselves. Gives one array for one.
     """
-    result = lax.platform_dependent(*arrays, cpu=_barrier, default=_unchanged)
+    result = on_cpu_or_else(_barrier, _unchanged, *arrays)
     return result[0] if len(arrays) == 1 else result
 
 

@@ -1,6 +1,6 @@
 """One call of a function, run as always and watched: where its program's inputs came from and where its outputs went.
 
-May import: snapshot, optimizers, executor, tensor, strided, state, ir, _private_api.
+May import: snapshot, optimizers, executor, tensor, strided, state, garbage, ir, _private_api.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from xlatrainer.backend._private_api import tree_flatten
 from xlatrainer.backend.executor import run_pending
+from xlatrainer.backend.garbage import collector_paused
 from xlatrainer.backend.ir import DeviceData, Node, Value
 from xlatrainer.backend.program import Program
 from xlatrainer.backend.replay.optimizers import Section, Shadow, Unlike
@@ -229,7 +230,8 @@ def observe(
     What the function raises, comes through; with `full_graph` also a `GraphBreakError`.
     """
     run_pending(STEP_BEGINS)
-    before = Snapshot(roots)
+    with collector_paused():
+        before = Snapshot(roots)
     given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
     watch = _Watch(full_graph)
     generators = _host_generators()
@@ -256,7 +258,8 @@ def observe(
     if _host_generators() != generators:
         seen.reasons.append("it drew random numbers from Python, NumPy or torch's CPU generator")
     if not seen.reasons:
-        _describe(seen, before, contents, given, watch, leaves, pending)
+        with collector_paused():
+            _describe(seen, before, contents, given, watch, leaves, pending)
     return seen
 
 

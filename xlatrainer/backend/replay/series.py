@@ -96,7 +96,7 @@ class Series:
         try:
             with runtime.x64():
                 last, given, failure = self._run(*inputs)
-            in_turn(program, (last, failure))
+            in_turn(program, (last, failure), failure)
         except jax.errors.JaxRuntimeError as error:
             plan.distribute(batches[-1], values, [Lost.by(error)] * len(program.outputs), copied)
             raise ExecutionError(f"the program of {self.number} steps failed: {error}") from error

@@ -14,7 +14,7 @@ import torch
 from xlatrainer import config
 from xlatrainer.backend import counters
 from xlatrainer.backend._private_api import ambient_state, tree_flatten
-from xlatrainer.backend.executor import raise_failed_checks, run_pending
+from xlatrainer.backend.executor import let_large_run_end, raise_failed_checks, run_pending
 from xlatrainer.backend.precision import refresh_policy
 from xlatrainer.backend.program import Program
 from xlatrainer.backend.replay.graphs import GraphLimit
@@ -167,6 +167,7 @@ class ReplayedStep:
         return result
 
     def _replay(self, run: Callable[[], Any], steps: int = 1) -> Any:
+        let_large_run_end()
         with state.lock:
             raise_failed_checks()
             if state.trace.num_nodes:
