@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 __all__ = ["EqualNumbers"]
 
@@ -36,9 +37,9 @@ class EqualNumbers:
         alone = all((each == np.arange(len(each))).all() for each in (found.floats, found.ints))
         return None if alone else found
 
-    def hold(self, floats: Sequence[float], ints: Sequence[int]) -> bool:
+    def hold(self, floats: ArrayLike, ints: ArrayLike) -> bool:
         """Whether the numbers of another run are equal where these were."""
-        return _holds(self.floats, np.array(floats, np.float64)) and _holds(self.ints, np.array(ints, np.int64))
+        return _holds(self.floats, np.asarray(floats, np.float64)) and _holds(self.ints, np.asarray(ints, np.int64))
 
     @property
     def text(self) -> str:

@@ -108,7 +108,7 @@ def _run(trace: Trace, live: list[Value], random: tuple[int, int], cause: str) -
             if given and not is_dead:  # somebody keeps the old value this time: give a copy away
                 buffers[index] = jax.numpy.copy(buffers[index])
         trace.leaves.clear()
-        results = start(program, buffers, trace.floats, trace.ints, random)
+        results = start(program, buffers, np.array(trace.floats, np.float64), np.array(trace.ints, np.int64), random)
     except BaseException as error:
         lost = Lost.by(error)
         for value in live:
@@ -130,10 +130,14 @@ def tell_apart(program: Program) -> None:
     tell_compiled(program.nodes[-1], program, cause)
 
 
-def start(
-    program: Program, buffers: list[Any], floats: list[float], ints: list[int], random: tuple[int, int]
-) -> list[Any]:
+def start(program: Program, buffers: list[Any], floats: Any, ints: Any, random: tuple[int, int]) -> list[Any]:
     """Start a program; returns the arrays of its outputs, which may still be being computed.
+
+    Args:
+        program: what to start.
+        buffers: of its leaves.
+        floats, ints: the lifted numbers, NumPy arrays of float64 and int64 that nobody may change any more.
+        random: the seed, and how many draws there were since it was set.
 
     Raises:
         ExecutionError: if it fails at once. Buffers that it was given are lost then.
@@ -150,8 +154,10 @@ def start(
     counters.add("Execute")
     execution_time.started(began, results, program.smallest)
     if program.checks:
-        # On several devices the first one's: it is done when what is read of that device is.
-        state.checks.append((program, results.pop().addressable_data(0)))
+        code = results.pop()
+        if program.home is not None:  # the first device's: it is done when what is read of that device is
+            code = code.addressable_data(0)
+        state.checks.append((program, code))
     return results
 
 

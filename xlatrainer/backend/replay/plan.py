@@ -9,6 +9,7 @@ from sys import getrefcount
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 
 from xlatrainer.backend._private_api import tree_unflatten
@@ -16,7 +17,7 @@ from xlatrainer.backend.executor import Lost, start
 from xlatrainer.backend.ir import Spec, Value, make_spec
 from xlatrainer.backend.replay.observation import Observation, Origin
 from xlatrainer.backend.replay.optimizers import Shadow
-from xlatrainer.backend.replay.snapshot import Cell, Snapshot
+from xlatrainer.backend.replay.snapshot import Cell, Snapshot, layout_of
 from xlatrainer.backend.state import state
 from xlatrainer.backend.strided import Geometry, contiguous_strides
 from xlatrainer.backend.tensor import StorageData, from_host, new_tensor, storage_data
@@ -38,6 +39,7 @@ def _references_when_unshared() -> int:
 
 
 _UNSHARED = _references_when_unshared()
+_NOTHING = StorageData(None, make_spec((), torch.float32))  # in the place of what is no cell's
 
 
 class Mismatch(Exception):
@@ -62,7 +64,8 @@ class Plan:
         self._specs: list[Spec] = specs
         self._shardings = [node.operation.sharding for node in seen.node.path() if node.operation.lower is None]
         self._positions = {slot: index for index, slot in enumerate(self.program.outputs)}
-        self._floats = list(seen.floats)
+        self._floats = np.array(seen.floats, np.float64)  # another array when a number changes: XLA may still read it
+        self.ints = np.array(seen.ints, np.int64)
         self._donated = [index for index, given in enumerate(self.program.donated) if given]
         self._settings = list(seen.settings)
         self.follow(snapshot)
@@ -74,14 +77,22 @@ class Plan:
             cells = [[snapshot.cells[o.key] if o.kind == "cell" else o for o in s] for s in self.seen.sources]
             self._sources: list[Cell | Origin] = [choices[0] for choices in cells]
             self._alike = [(choices[0], other) for choices in cells for other in choices[1:]]
-            self._from_cells = [(i, source) for i, source in enumerate(self._sources) if isinstance(source, Cell)]
             self._from_others = [(i, source) for i, source in enumerate(self._sources) if isinstance(source, Origin)]
+            self._positions_of = [s.position if isinstance(s, Cell) else None for s in self._sources]
             in_place = self._find_in_place()
             self._in_place = list(in_place.values())
             self._updates = [
                 (snapshot.cells[place.key] if place.kind == "cell" else place, origin)
                 for place, origin in self.seen.updates
                 if place not in in_place
+            ]
+            position_of = {place: position for position, places in enumerate(self.seen.sources) for place in places}
+            written = [place for place, _ in self.seen.updates]
+            self._written = [position_of[place] for place in written if place in position_of]
+            self._kept = [  # written, but not read
+                snapshot.cells[place.key] if place.kind == "cell" else place
+                for place in written
+                if place not in position_of
             ]
             self._rebound = [
                 ([snapshot.cells[key] for key in keys], origin, geometry, leaf)
@@ -132,7 +143,7 @@ class Plan:
         random = (state.seed, state.random_offset)
         state.random_offset += self.seen.draws
         try:
-            results = start(self.program, buffers, floats, self.seen.ints, random)
+            results = start(self.program, buffers, floats, self.ints, random)
         except BaseException as error:
             self.distribute(given, values, [Lost.by(error)] * len(self.program.outputs), copied)
             raise
@@ -153,38 +164,61 @@ class Plan:
             ]
         return buffers, copied
 
-    def numbers(self, shadows: dict[int, Shadow]) -> list[float]:
+    def numbers(self, shadows: dict[int, Shadow]) -> "np.ndarray[Any, Any]":
         """The floats of this step: the shadows record theirs, unless nothing that they depend on has changed."""
         settings = [setting for shadow in shadows.values() for setting in shadow.settings()]
         unchanged = settings == self._settings
         if unchanged and not any(shadow.has_host_state for shadow in shadows.values()):
             return self._floats
+        floats = self._floats.copy()
         for shadow, (first, count, section) in zip(shadows.values(), self.seen.sections, strict=True):
             end, given = shadow.step()
             if end is not section.end:
                 raise Mismatch("an optimizer's update has other operators than before")
-            self._floats[first : first + count] = [given[position] for position in section.source]
+            floats[first : first + count] = [given[position] for position in section.source]
+        self._floats = floats
         self._settings = settings
         return self._floats
 
     def inputs(self, given: list[torch.Tensor]) -> list[Value]:
         """The values of the program's leaves, of the kinds that it takes."""
-        values: list[Any] = [None] * len(self._specs)
-        for position, cell in self._from_cells:
-            values[position] = cell.tensor.untyped_storage()._xla.value  # type: ignore[attr-defined]
+        held = self.snapshot.contents  # what a step costs here is memory that has left the caches: cells are not read
+        storages = [
+            _NOTHING if position is None else held[position].untyped_storage()._xla for position in self._positions_of
+        ]
+        for source, data in zip(self._sources, storages, strict=True):
+            if data.viewed and isinstance(source, Cell):
+                _check_layout(source)
+        values: list[Any] = [data.value for data in storages]
         for position, origin in self._from_others:
             values[position] = self._other_input(origin, given)
         for first, other in self._alike:
             if _value_at(first, given) is not _value_at(other, given):
                 raise Mismatch("two tensors that held the same contents do so no more")
-        for value, spec in zip(values, self._specs, strict=True):
+            if isinstance(other, Cell):
+                _check_layout(other)
+        for value, spec, sharding in zip(values, self._specs, self._shardings, strict=True):
             if value is None or value.spec is not spec:
                 raise Mismatch(f"a tensor holds {value.spec if value else 'nothing'}, where it held {spec}")
             if value.buffer.__class__ is Lost:
                 raise value.buffer.error()
-        if [value.sharding for value in values] != self._shardings:
-            raise Mismatch("a tensor lies on other devices, or in another way, than before")
+            if value.sharding is not sharding:
+                raise Mismatch("a tensor lies on other devices, or in another way, than before")
+        self._check_apart(values, given)
         return values
+
+    def _check_apart(self, values: list[Value], given: list[torch.Tensor]) -> None:
+        """Raise `Mismatch` if a tensor that the step writes has come to share its storage with another one."""
+        storages = [storage_data(place.tensor if isinstance(place, Cell) else given[place.key]) for place in self._kept]
+        for place, data in zip(self._kept, storages, strict=True):
+            if data.viewed and isinstance(place, Cell):
+                _check_layout(place)
+        kept = [data if data.value is None else data.value for data in storages]
+        if len({*values, *kept}) == len(values) + len(kept):
+            return
+        uses = Counter(map(id, [*values, *kept]))
+        if any(uses[id(value)] > 1 for value in [*[values[position] for position in self._written], *kept]):
+            raise Mismatch("a tensor that it writes shares its contents with another one that it uses")
 
     def argument(self, position: int, given: list[torch.Tensor]) -> Value:
         """The value of a leaf that comes from an argument."""
@@ -233,13 +267,13 @@ class Plan:
                 storage_data(cell.tensor).value = value_from(Origin("output", self.program.outputs[output]))
         moved = [place.tensor if isinstance(place, Cell) else given[place.key] for _, place in self._moved]
         for (cell, _), tensor in zip(self._moved, moved, strict=True):
-            self.snapshot.rebind(cell, tensor)
+            self.snapshot.rebind(cell, tensor, alone=False)
         for cells, origin, geometry, requires_grad in self._rebound:
             tensor = _made(value_from(origin), geometry)
             if requires_grad:
                 tensor.requires_grad_()
             for cell in cells:
-                self.snapshot.rebind(cell, tensor)
+                self.snapshot.rebind(cell, tensor, alone=len(cells) == 1)
         return self.result(given, value_from)
 
     def result(self, given: Sequence[torch.Tensor], value_from: Callable[[Origin], Value]) -> Any:
@@ -276,6 +310,12 @@ def _view(tensor: torch.Tensor, geometry: Geometry | None) -> torch.Tensor:
         geometry = Geometry(shape, contiguous_strides(shape), 0)
     with torch.no_grad():
         return tensor.as_strided(geometry.size, geometry.stride, geometry.offset)
+
+
+def _check_layout(cell: Cell) -> None:
+    """Raise `Mismatch` if a tensor has come to look at its storage in another way: `t_()`, `tensor.data = ...`."""
+    if layout_of(cell.tensor) != cell.layout:
+        raise Mismatch(f"{cell.path} looks at its contents in another way")
 
 
 def _value_at(place: Cell | Origin, given: list[torch.Tensor]) -> Value | None:

@@ -72,8 +72,8 @@ class Series:
         for step in range(len(batches)):
             if before_each is not None:
                 before_each(step)
-            floats.append(list(plan.numbers(shadows)))  # the shadows go ahead of the optimizers
-        if not all(program.takes(each, plan.seen.ints) for each in floats):
+            floats.append(plan.numbers(shadows))  # the shadows go ahead of the optimizers
+        if not all(program.takes(each, plan.ints) for each in floats):
             tell_apart(program)
             self._run = None
         carried, copied = plan.buffers(values, [position for position, _ in self._carried])
@@ -85,8 +85,8 @@ class Series:
             carried,
             fixed,
             data,
-            np.array(floats, np.float64),
-            np.array(plan.seen.ints, np.int64),
+            np.array(floats),
+            plan.ints,
             np.array(random),
         )
         if self._run is None:

@@ -14,7 +14,7 @@ import enum
 import random
 import sys
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
@@ -26,7 +26,7 @@ import torch
 
 from xlatrainer.backend.source import is_own_code
 
-__all__ = ["Cell", "Snapshot", "same"]
+__all__ = ["Cell", "Snapshot", "layout_of", "same"]
 
 MAX_OBJECTS = 200_000  # reachable from one function; more take too long to watch
 MAX_ARRAY_BYTES = 65_536  # of a NumPy array that is compared at every replay
@@ -42,9 +42,12 @@ _NO_STATE = frozenset({"logging", "threading", "_thread", "weakref", "re", "insp
 
 
 class Cell:
-    """A place that holds a tensor of the device: `tensor` is what it held when it was looked at last."""
+    """A place that holds a tensor of the device: `tensor` is what it held when it was looked at last.
 
-    __slots__ = ("index", "key", "owner", "path", "place", "position", "tensor")
+    Whatever it holds looks at its storage in one way, `layout`, or the step records something else.
+    """
+
+    __slots__ = ("device", "index", "key", "layout", "owner", "path", "place", "position", "tensor")
 
     def __init__(self, place: "_Place", index: int, tensor: torch.Tensor) -> None:
         self.place = place
@@ -53,7 +56,9 @@ class Cell:
         self.key = place.keys[index]
         self.path = place.name(self.key)
         self.tensor = tensor
+        self.layout = layout_of(tensor)
         self.position = -1  # in the snapshot's flat list of contents
+        self.device = -1  # of the tensor among the snapshot's, if no other way leads to it
 
     def rebind(self, tensor: torch.Tensor) -> None:
         """Let the place hold another tensor."""
@@ -107,6 +112,21 @@ def same(left: Any, right: Any) -> bool:
     return isinstance(left, types.MethodType) and left.__func__ is right.__func__ and left.__self__ is right.__self__
 
 
+def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """How a tensor looks at its storage."""
+    return (
+        tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.is_conj(), tensor.is_neg(),
+    )  # fmt: skip
+
+
+def _stands_in_for(new: Any, cell: Cell) -> bool:
+    """Whether `new` is a tensor that a cell may hold instead of its own, and nothing but a tensor."""
+    old = cell.tensor
+    if type(new) is not torch.Tensor or type(old) is not torch.Tensor or new.requires_grad or old.requires_grad:
+        return False
+    return new.device == old.device and layout_of(new) == cell.layout and not new.__dict__ and not old.__dict__
+
+
 def _is_device_tensor(content: Any) -> bool:
     return isinstance(content, torch.Tensor) and content.device.type == "xla"
 
@@ -122,6 +142,7 @@ class Snapshot:
         optimizers: optimizers found. Their hyperparameters and the host's part of their state (step counts) are not
             watched here: see `optimizers`.
         opaque: what cannot be watched, in words; replay is impossible if there is any.
+        contents: of all places, one after the other; a cell's stand at its `position`.
     """
 
     def __init__(self, roots: dict[str, Any]) -> None:
@@ -131,6 +152,8 @@ class Snapshot:
         self.opaque: list[str] = []
         self._places: list[_Place] = []
         self._devices: list[torch.Tensor] = []
+        self._ways: Counter[int] = Counter()  # that lead to each tensor, by its id
+        self._adopted: dict[Cell, _Place] = {}  # attributes of tensors that others have put into cells
         self._hosts: list[torch.Tensor] = []
         self._arrays: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], str]] = []
         self._generators: list[tuple[Callable[[], Any], Any, str]] = []
@@ -144,6 +167,8 @@ class Snapshot:
         pending: list[tuple[Any, str]] = [(root, name) for name, root in reversed(self.roots.items())]
         while pending:
             item, path = pending.pop()
+            if isinstance(item, torch.Tensor):
+                self._ways[id(item)] += 1
             if item is None or isinstance(item, _ATOMS) or id(item) in seen:
                 continue
             seen.add(id(item))
@@ -217,7 +242,7 @@ class Snapshot:
             yield from ((key, path) for key in item if isinstance(key, torch.Tensor | tuple))
         elif isinstance(item, list | deque):
             place = self._place(item, path, tuple(range(len(item))), tuple(item))
-        elif isinstance(item, tuple):
+        elif isinstance(item, tuple | frozenset):
             yield from ((content, f"{path}[{index}]") for index, content in enumerate(item))
             return
         else:
@@ -289,13 +314,17 @@ class Snapshot:
     def changes(self, after: "Snapshot") -> Iterator[str]:
         """What is not the same in a snapshot made later, in words; cells with another tensor of its kind are."""
         later = {id(place.owner): place for place in after._places if not isinstance(place.owner, _Globals)}
-        for place in self._places:
+        for place in [*self._places, *self._adopted.values()]:
             now = later.get(id(place.owner))
             if isinstance(place.owner, _Globals):
                 now = _Place(place.owner, place.path, place.keys, place.owner.read(place.keys))
             if now is None:
                 continue  # unreachable by now, so a place that led to it has changed
             yield from _differences(place, now)
+        for key, cell in self.cells.items():
+            found = after.cells.get(key)
+            if found is not None and found.layout != cell.layout:
+                yield f"{cell.path} looks at its contents in another way"
         if len(self._devices) == len(after._devices):
             # As it was then: a parameter that is frozen or not by now is still the same tensor.
             for before, tensor in zip(self._requires_grad, after._devices, strict=True):
@@ -316,10 +345,12 @@ class Snapshot:
         """Lay the contents of all places out flat, for `is_unchanged`."""
         self._empty = [p.owner for p in self._places if isinstance(p.owner, _COUNTED) and not p.owner]  # hooks, mostly
         self._dicts: list[dict[Any, Any]] = []
+        self._keys: list[Any] = []  # of the dicts
         self._lists: list[Any] = []
+        self._with_grad: list[torch.Tensor] = []
         self._single: list[tuple[Any, Any]] = []
         expected: list[Any] = []
-        by_kind: tuple[list[_Place], list[_Place], list[_Place]] = ([], [], [])
+        by_kind: tuple[list[_Place], ...] = ([], [], [], [])
         for place in self._places:
             partial_dict = isinstance(place.owner, dict) and len(place.keys) != len(place.owner)
             if isinstance(place.owner, _COUNTED) and not place.owner:
@@ -328,47 +359,90 @@ class Snapshot:
                 by_kind[0].append(place)
             elif isinstance(place.owner, list | deque | set):
                 by_kind[1].append(place)
-            elif place.keys:
+            elif isinstance(place.owner, torch.Tensor):
                 by_kind[2].append(place)
+            elif place.keys:
+                by_kind[3].append(place)
+        index_of = {id(tensor): index for index, tensor in enumerate(self._devices)}
         for kind, places in enumerate(by_kind):
             for place in places:
                 if kind == 0:
                     self._dicts.append(place.owner)
+                    self._keys += place.keys
                 elif kind == 1:
                     self._lists.append(place.owner)
+                elif kind == 2:
+                    self._with_grad.append(place.owner)
                 for key, content in zip(place.keys, place.contents, strict=True):
-                    if kind == 2:
+                    if kind == 3:
                         self._single.append((place.owner, key))
                     cell = self.cells.get(_identity(place.owner, key))
                     if cell is not None:
                         cell.position = len(expected)
+                        cell.device = index_of[id(content)] if self._ways[id(content)] == 1 else -1
                     expected.append(content)
-        self._expected = expected
+        self.contents = expected
         self._requires_grad = [tensor.requires_grad for tensor in self._devices]
         self._versions = [tensor._version for tensor in self._hosts]
 
     def is_unchanged(self) -> bool:
         """Whether every place holds what it held: the same objects, compared without calling any of them."""
-        if any(self._empty):
-            return False
-        now = [
-            *chain.from_iterable(map(dict.values, self._dicts)),
-            *chain.from_iterable(self._lists),
-            *[_content(owner, key) for owner, key in self._single],
-        ]
+        now = self._contents_now()
         return (
-            len(now) == len(self._expected)
-            and all(map(is_, now, self._expected))
+            len(now) == len(self.contents)
+            and all(map(is_, now, self.contents))
+            and all(map(is_, chain.from_iterable(self._dicts), self._keys))
+            and not any(self._empty)
+            and not any(place.owner for place in self._adopted.values())
             and [tensor.requires_grad for tensor in self._devices] == self._requires_grad
             and (not self._hosts or [tensor._version for tensor in self._hosts] == self._versions)
             and all(np.array_equal(array, content) for array, content, _ in self._arrays)
         )
 
-    def rebind(self, cell: Cell, tensor: torch.Tensor) -> None:
-        """Let a cell hold another tensor, which counts as no change. Nothing here holds on to the old one."""
+    def _contents_now(self) -> list[Any]:
+        return [
+            *chain.from_iterable(map(dict.values, self._dicts)),
+            *chain.from_iterable(self._lists),
+            *[tensor.grad for tensor in self._with_grad],
+            *[_content(owner, key) for owner, key in self._single],
+        ]
+
+    def adopt(self) -> bool:
+        """Take over the tensors that somebody has put into cells, if nothing else has changed; whether that is so.
+
+        A metric that begins anew does so: that is not worth a walk. Only plain tensors are taken over, each of them new
+        here, in a place that held one which no other way led to.
+        """
+        now = self._contents_now()
+        if len(now) != len(self.contents):
+            return False
+        cells = {cell.position: cell for cell in self.cells.values()}
+        changed = [i for i, (new, old) in enumerate(zip(now, self.contents, strict=True)) if new is not old]
+        if not all(i in cells and cells[i].device >= 0 and _stands_in_for(now[i], cells[i]) for i in changed):
+            return False
+        known = {*map(id, self._devices), *(id(cell.tensor) for cell in cells.values())}
+        if len({id(now[i]) for i in changed} - known) < len(changed):
+            return False
+        for i in changed:
+            self._hold(cells[i], now[i])
+            self._adopted[cells[i]] = _Place(now[i].__dict__, cells[i].path, (), ())
+        return self.is_unchanged()
+
+    def rebind(self, cell: Cell, tensor: torch.Tensor, *, alone: bool = True) -> None:
+        """Let a cell hold another tensor, which counts as no change. Nothing here holds on to the old one.
+
+        `alone`: no other place holds it.
+        """
         cell.rebind(tensor)
-        cell.place.contents[cell.index] = tensor
-        self._expected[cell.position] = tensor
+        if not alone:
+            cell.device = -1
+        self._adopted.pop(cell, None)
+        self._hold(cell, tensor)
+
+    def _hold(self, cell: Cell, tensor: torch.Tensor) -> None:
+        cell.tensor = cell.place.contents[cell.index] = self.contents[cell.position] = tensor
+        if cell.device >= 0:
+            self._devices[cell.device] = tensor
 
 
 class _Globals:

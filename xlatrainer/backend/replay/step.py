@@ -184,7 +184,7 @@ class ReplayedStep:
         assert self._snapshot is not None
         if not all(shadow.is_current() for shadow in self._shadows.values()):
             raise Mismatch("an optimizer was changed by somebody else")
-        if self._snapshot.is_unchanged():
+        if self._snapshot.is_unchanged() or self._snapshot.adopt():
             return
         now = Snapshot(self._roots)
         change = next(iter([*now.opaque, *self._snapshot.changes(now)]), None)
