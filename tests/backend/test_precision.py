@@ -154,12 +154,14 @@ def test_wrong_names_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="'bf16' and 'f16' do not go together: both say what torch.float32 is"):
         xla.precision("bf16", "f16")
     assert held(torch.ones(2, device="xla")) == "float32"
+    xla.sync()
     monkeypatch.setenv("XLA_USE_BF16", "yes")
     with pytest.raises(ValueError, match="XLA_USE_BF16='yes': accepted are '0', '1'"):
         torch.ones(2, device="xla")
 
 
 def test_the_environment_is_told_of_the_better_way_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    xla.sync()
     monkeypatch.setattr(precision._Chosen, "told", False)
     monkeypatch.setenv("XLA_DOWNCAST_BF16", "1")
     with pytest.warns(UserWarning, match="asks for the precision downcast-bf16: a Trainer's precision="):

@@ -6,7 +6,14 @@ import torch
 
 from xlatrainer.backend._private_api import all_overloads, has_kernel
 from xlatrainer.backend.lowerings.registry import registered
-from xlatrainer.backend.schema import functional_twin, gives_results, lifted_positions, makes_tensor, signature
+from xlatrainer.backend.schema import (
+    functional_twin,
+    gives_results,
+    lifted_positions,
+    makes_tensor,
+    plain_positions,
+    signature,
+)
 
 aten = torch.ops.aten
 
@@ -51,6 +58,15 @@ def test_numbers_that_are_lifted() -> None:
     assert lifted_positions(aten.add.Tensor, frozenset()) >= {1, 2, "alpha", "other"}
     assert "dim" not in lifted_positions(aten.sum.dim_IntList, frozenset())
     assert "exponent" not in lifted_positions(aten.pow.Tensor_Scalar, frozenset({"exponent"}))
+
+
+def test_plain_arguments_have_one_type_and_are_never_lifted() -> None:
+    assert plain_positions(aten.convolution.default) == {3, 4, 5, 6, 7, 8}
+    assert plain_positions(aten.add.Tensor) == frozenset()
+    assert plain_positions(aten.index.Tensor) == frozenset()
+    for lowering in registered().values():
+        overload = lowering.overload
+        assert not plain_positions(overload) & lifted_positions(overload, frozenset()), lowering.name
 
 
 def test_lowerings_are_of_functional_operators_that_autograd_does_not_take_apart() -> None:

@@ -263,19 +263,26 @@ class Trace:
     def append(self, token: tuple[Any, ...]) -> list[Value]:
         """Record `(operation, operand slots...)`; returns one pending value for each output."""
         operation: Operation = token[0]
-        child = self.node.children.get(token)
+        outputs = operation.outputs
         slot = self.num_slots
-        values = []
-        for spec in operation.outputs:
-            value = Value(spec, None, self, slot)
+        if len(outputs) == 1:
+            value = Value(outputs[0], None, self, slot)
             self.pending.append(_ref(value))
-            values.append(value)
+            values = [value]
             slot += 1
+        else:
+            values = []
+            for spec in outputs:
+                value = Value(spec, None, self, slot)
+                self.pending.append(_ref(value))
+                values.append(value)
+                slot += 1
         self.num_slots = slot
         if not self.num_nodes:
             self.began = perf_counter()
         self.num_nodes += 1
         if operation.random:
             self.random_draws += 1
+        child = self.node.children.get(token)
         self.node = child if child is not None else self.extend(self.node, operation, token, slot)
         return values

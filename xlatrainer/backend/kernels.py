@@ -47,9 +47,9 @@ _NATIVE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd")
 
 def _assemble(values: Any, structure: Any) -> Any:
     """Tensors in the structure of an operator's results; see `recorder._Call`."""
-    if isinstance(structure, tuple):
-        return tuple(_assemble(values, item) for item in structure)
-    return new_tensor(next(values)) if structure else None
+    if structure is True:
+        return new_tensor(next(values))
+    return tuple([_assemble(values, item) for item in structure]) if structure else None
 
 
 def _specs(values: Any, structure: Any) -> Any:
@@ -66,12 +66,13 @@ def _is_list(overload: Any) -> bool:
 def _functional(overload: Any, lowering: Lowering) -> Kernel:
     recorder = Recorder(overload, lowering)
     if lowering.mutates:
-        return _updating(recorder, lowering)
+        return _updating(recorder)
+    record = recorder.record
     is_list = _is_list(overload)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with state.lock:
-            values, structure = recorder(args, kwargs)
+            values, structure = record(args, kwargs)
             if structure is None:
                 return new_tensor(values[0])
             results = _assemble(iter(values), structure)
@@ -80,27 +81,26 @@ def _functional(overload: Any, lowering: Lowering) -> Kernel:
     return kernel
 
 
-def _updating(recorder: Recorder, lowering: Lowering) -> Kernel:
+def _updating(recorder: Recorder) -> Kernel:
     """A kernel that also updates arguments of which the schema does not say so."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with state.lock:
-            values, structure = recorder(args, kwargs)
+            values, structure = recorder.record(args, kwargs)
             rest = iter(values)
             results = _assemble(rest, structure)
-            _update(recorder, lowering, args, kwargs, rest)
+            _update(recorder, args, kwargs, rest)
             return results
 
     return kernel
 
 
-def _update(recorder: Recorder, lowering: Lowering, args: Any, kwargs: Any, values: Iterator[Value]) -> None:
+def _update(recorder: Recorder, args: Any, kwargs: Any, values: Iterator[Value]) -> None:
     """Assign what follows an operator's results to the arguments that it updates unsaid."""
-    if lowering.mutates:
-        given = by_name(recorder.names, args, kwargs)
-        for name in lowering.mutates:
-            if given.get(name) is not None:
-                assign(given[name], next(values))
+    for position, name in recorder.updated:
+        updated = args[position] if position < len(args) else kwargs.get(name)
+        if updated is not None:
+            assign(updated, next(values))
 
 
 def _in_place(overload: Any, lowering: Lowering, sig: Signature) -> Kernel:
@@ -110,7 +110,7 @@ def _in_place(overload: Any, lowering: Lowering, sig: Signature) -> Kernel:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with state.lock:
-            values, _ = recorder(args, kwargs)
+            values, _ = recorder.record(args, kwargs)
             written = [args[p] if p < len(args) else kwargs[recorder.names[p]] for p in positions]
             if recorder.saw_view:
                 check_written(recorder.name, written[0], plain_tensors(args[1:]))
@@ -131,7 +131,7 @@ def _with_results(twin: Any, lowering: Lowering, sig: Signature) -> Kernel:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with state.lock:
-            values, structure = recorder(args, kwargs)
+            values, structure = recorder.record(args, kwargs)
             rest = iter(values)
             results = _assemble(rest, structure[: -len(sig.written)])
             given = by_name(recorder.names, args, kwargs)
@@ -155,7 +155,7 @@ def _out(overload: Any, twin: Any, lowering: Lowering, sig: Signature) -> Kernel
         if factory:
             kwargs = {"dtype": targets[0].dtype, "device": targets[0].device, **kwargs}
         with state.lock:
-            values, structure = recorder(args, kwargs)
+            values, structure = recorder.record(args, kwargs)
             if single and is_plain(targets[0], values[0].spec, args):
                 assign(targets[0], values[0])
                 return targets[0]
@@ -163,14 +163,14 @@ def _out(overload: Any, twin: Any, lowering: Lowering, sig: Signature) -> Kernel
                 result = values[0].spec if structure is None else _specs(iter(values), structure)
                 refuse_out_dtype(overload, twin, args, kwargs, outs, result)
                 if takes_dtype_of_out(overload, kwargs):
-                    values, _ = recorder(args, {**kwargs, "dtype": targets[0].dtype})
+                    values, _ = recorder.record(args, {**kwargs, "dtype": targets[0].dtype})
             check_memory(overload, outs, args, kwargs)
             resized = [fit(recorder.name, out, value.spec) for out, value in zip(targets, values, strict=False)]
             if any(resized):  # what has grown may meet an input now
                 check_memory(overload, outs, args, kwargs)
             for target, value in zip(targets, values, strict=False):
                 assign(target, value)
-            _update(recorder, lowering, args, kwargs, iter(values[len(targets) :]))
+            _update(recorder, args, kwargs, iter(values[len(targets) :]))
         return given[0] if len(given) == 1 else tuple(given)
 
     return kernel

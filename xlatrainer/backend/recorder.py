@@ -24,7 +24,7 @@ from xlatrainer.backend.dtypes import Policy, number_dtype, opmath, policy, to_n
 from xlatrainer.backend.ir import Operation, Spec, Value, make_spec
 from xlatrainer.backend.lowerings.registry import Lowering, Number
 from xlatrainer.backend.precision import refresh_policy
-from xlatrainer.backend.schema import argument_names, by_name, lifted_positions
+from xlatrainer.backend.schema import argument_names, by_name, lifted_positions, plain_positions
 from xlatrainer.backend.shapes import as_meta
 from xlatrainer.backend.state import state
 from xlatrainer.backend.tensor import convert_array, value_of
@@ -108,11 +108,13 @@ class Recorder:
         self.written = written
         self.names = argument_names(overload)
         self.lifted = lifted_positions(overload, lowering.static)
+        self.plain = plain_positions(overload)
         self.calls: dict[tuple[Any, ...], _Call] = {}
+        self.updated = [(self.names.index(name), name) for name in lowering.mutates]
         self.saw_view = False  # in the last call, among the tensors that were arguments by position
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Value], Any]:
-        """Record the call; returns its values and the structure of the results (see `_Call`)."""
+    def record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Value], Any]:
+        """Record a call; returns its values and the structure of the results (see `_Call`)."""
         trace = state.trace
         if not trace.num_nodes:
             refresh_policy()
@@ -120,13 +122,14 @@ class Recorder:
         key: list[Any] = [_default_dtype(), policy().name]
         numbers: list[Any] = []
         self.saw_view = False
+        plain = self.plain
         for position, arg in enumerate(args):
             kind = arg.__class__
             if kind is _Tensor or kind is _Parameter:
                 try:
                     data = arg.untyped_storage()._xla
                 except AttributeError:
-                    self._scan(arg, position, slots, key, numbers)
+                    self._scan_number(arg, position, key, numbers)
                     continue
                 value = data.value
                 if data.viewed or value is None:
@@ -134,6 +137,10 @@ class Recorder:
                     value = value_of(arg)
                 slots.append(value.slot if value.trace is trace else trace.slot_of(value))
                 key.append(value.spec)
+            elif arg is None:
+                key.append(None)
+            elif position in plain:
+                key.append(tuple(arg) if kind is list else arg)
             elif kind is float and position in self.lifted:
                 numbers.append(arg)
                 key.append(float)
@@ -170,7 +177,10 @@ class Recorder:
         elif kind is list or kind is tuple:
             key.append(len(arg))
             for item in arg:
-                self._scan(item, where, slots, key, numbers)
+                if item.__class__ is _Tensor or item.__class__ is _Parameter:
+                    self._scan_tensor(item, where, slots, key, numbers)
+                else:
+                    self._scan(item, where, slots, key, numbers)
         elif isinstance(arg, _Tensor):
             self._scan_tensor(arg, where, slots, key, numbers)
         elif kind is torch.Generator:
@@ -185,12 +195,21 @@ class Recorder:
     def _scan_tensor(
         self, arg: torch.Tensor, where: int | str, slots: list[Any], key: list[Any], numbers: list[Any]
     ) -> None:
-        if arg.device.type == "xla":
-            value = value_of(arg)
-            slots.append(state.trace.slot_of(value))
-            key.append(value.spec)
+        try:
+            data = arg.untyped_storage()._xla  # type: ignore[attr-defined]
+        except AttributeError:
+            self._scan_number(arg, where, key, numbers)
             return
-        if arg.device.type != "cpu" or arg.dim():
+        value = data.value
+        if data.viewed or value is None:
+            value = value_of(arg)
+        trace = state.trace
+        slots.append(value.slot if value.trace is trace else trace.slot_of(value))
+        key.append(value.spec)
+
+    def _scan_number(self, arg: torch.Tensor, where: int | str, key: list[Any], numbers: list[Any]) -> None:
+        """Of tensors that are not on the device only those of the CPU without dimensions are taken, as numbers."""
+        if not arg.is_cpu or arg.dim():
             name = self.names[where] if isinstance(where, int) else where
             raise not_on_device(self.name, name, arg)
         number = arg.item()
@@ -215,8 +234,7 @@ class Recorder:
             result = _specs_of([named[name] for name in self.written])
         structure = None if isinstance(result, Spec) else _structure(result)
         outputs = list(_flatten(result))
-        for name in self.lowering.mutates:
-            position = self.names.index(name)
+        for position, name in self.updated:
             tensor = meta_args[position] if position < len(meta_args) else meta_kwargs.get(name)
             if isinstance(tensor, _Tensor):
                 outputs.append(make_spec(tuple(tensor.shape), tensor.dtype))

@@ -17,6 +17,7 @@ __all__ = [
     "gives_results",
     "lifted_positions",
     "makes_tensor",
+    "plain_positions",
     "signature",
 ]
 
@@ -39,6 +40,7 @@ _NUMBER_TYPES = (
     "List[float]",
 )
 _TENSOR_TYPES = ("Tensor", "Optional[Tensor]")
+_PLAIN_TYPES = ("int", "bool", "List[int]", "List[bool]", "Optional[int]", "Optional[bool]", "Optional[List[int]]")
 
 
 @dataclass(frozen=True)
@@ -138,3 +140,12 @@ def lifted_positions(overload: Any, static: frozenset[str]) -> frozenset[int | s
         if kind in _NUMBER_TYPES or kind in _TENSOR_TYPES:
             found.update((position, argument.name))
     return frozenset(found)
+
+
+def plain_positions(overload: Any) -> frozenset[int]:
+    """Positions of the arguments of which the schema fixes the Python type, so that equal ones mean the same.
+
+    Those are ints and bools, lists of them, and what a schema counts among ints: dtypes, layouts, memory formats.
+    """
+    kinds = [str(argument.type) for argument in overload._schema.arguments]
+    return frozenset(position for position, kind in enumerate(kinds) if kind in _PLAIN_TYPES)

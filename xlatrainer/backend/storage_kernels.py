@@ -40,12 +40,14 @@ def _channels_last_strides(size: Sequence[int]) -> tuple[int, ...]:
     return tuple(inner[order.index(d)] for d in range(len(size)))
 
 
+_RANKS = {torch.channels_last: 4, torch.channels_last_3d: 5}
+
+
 def _strides(size: tuple[int, ...], memory_format: torch.memory_format | None) -> tuple[int, ...]:
-    ranks = {torch.channels_last: 4, torch.channels_last_3d: 5}
-    if memory_format in ranks:
-        if len(size) != ranks[memory_format]:
+    if memory_format in _RANKS:
+        if len(size) != _RANKS[memory_format]:
             name = str(memory_format).removeprefix("torch.")
-            raise RuntimeError(f"required rank {ranks[memory_format]} tensor to use {name} format")
+            raise RuntimeError(f"required rank {_RANKS[memory_format]} tensor to use {name} format")
         return _channels_last_strides(size)
     return contiguous_strides(size)
 
@@ -76,9 +78,12 @@ def empty(
     _refuse_pinned(pin_memory)
     check_device(device)
     shape = tuple(size)
-    if any(length < 0 for length in shape):
+    if shape and min(shape) < 0:
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(shape)}: {list(shape)}")
-    return _laid_out(shape, dtype or torch.get_default_dtype(), _strides(shape, memory_format))
+    dtype = dtype or torch.get_default_dtype()
+    if memory_format is None:
+        return empty_tensor(shape, dtype)
+    return _laid_out(shape, dtype, _strides(shape, memory_format))
 
 
 def empty_strided(

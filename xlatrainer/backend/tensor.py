@@ -74,7 +74,8 @@ def new_tensor(value: Value) -> torch.Tensor:
 def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A contiguous tensor with nothing written to it yet; reads as zeros."""
     to_numpy(dtype)  # refuses what XLA does not have
-    refresh_policy()
+    if not state.trace.num_nodes:
+        refresh_policy()
     tensor = create_tensor(shape, dtype)
     tensor.untyped_storage()._xla = StorageData(None, make_spec(shape, dtype))  # type: ignore[attr-defined]
     return tensor
@@ -146,8 +147,9 @@ def _elements(tensor: torch.Tensor, data: StorageData) -> Value:
 
 def assign(tensor: torch.Tensor, value: Value) -> None:
     """Make `value` (the tensor's shape, any dtype) what the tensor holds, through its view of the storage."""
-    value = convert(value, tensor.dtype)
-    data = storage_data(tensor)
+    if value.spec.dtype is not tensor.dtype:
+        value = convert(value, tensor.dtype)
+    data: StorageData = tensor.untyped_storage()._xla  # type: ignore[attr-defined]
     if not data.viewed:
         _replace(data, value)
         return
