@@ -240,11 +240,13 @@ class Plan:
         self, given: list[torch.Tensor], values: list[Value], results: list[Any], shared: frozenset[int]
     ) -> Any:
         """Write the outputs where the step would have written them; returns the function's result."""
+        shardings = self.program.shardings
         for position, output in self._in_place:
             # The value that the storage holds was donated, and nobody else knows it: it may become the new one.
-            if position not in shared:
-                values[position].buffer = results[output]
-                values[position].sharding = self.program.shardings[output]
+            if not shared or position not in shared:
+                value = values[position]
+                value.buffer = results[output]
+                value.sharding = shardings[output]
         made: dict[int, Value] = {}
 
         def value_from(origin: Origin) -> Value:
