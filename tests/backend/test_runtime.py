@@ -1,6 +1,7 @@
 """Copies to and from the device, and what surrounds them."""
 
 import re
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,23 @@ def test_a_copy_to_the_device_is_one_copy_and_independent() -> None:
     expected = source.clone()
     source.zero_()
     np.testing.assert_array_equal(np.asarray(buffer), expected.numpy())
+
+
+def test_zeros_take_no_memory_until_a_program_needs_them() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    zeros = torch.zeros(()).expand(8192, 2048)
+    torch.ones(()).expand(2).to("xla").cpu()  # for the device to be there
+    before = resident()
+    state = zeros.to("xla")
+    assert resident() - before < 2**20  # of 64 MiB
+    assert state.stride() == (2048, 1)
+    state[0] += 1.0
+    assert state.sum().item() == 2048
+    assert not zeros.any()
+    for other in (torch.tensor(-0.0), torch.tensor(2)):
+        assert torch.equal(other.expand(3, 4).to("xla").cpu().signbit(), other.expand(3, 4).signbit())
 
 
 def test_what_lies_scattered_or_lazily_conjugated_is_copied_as_it_reads() -> None:

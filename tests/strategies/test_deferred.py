@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tests.strategies.models import GPT, batches
+from xlatrainer.backend import runtime
 from xlatrainer.strategies import FSDPStrategy
 from xlatrainer.trainer.trainer import Trainer
 
@@ -20,16 +21,21 @@ def make(device: str) -> GPT:
 
 def test_it_is_the_model_that_the_cpu_makes_and_no_device_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     put: list[tuple[int, ...]] = []
-    device_put = jax.device_put
 
-    def watched(x: Any, device: Any = None, **options: Any) -> Any:
-        put.extend(jax.typeof(leaf).shape for leaf in jax.tree.leaves(x))
-        return device_put(x, device, **options)
+    def watch(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def watched(x: Any, *arguments: Any, **options: Any) -> Any:
+            put.extend(jax.typeof(leaf).shape for leaf in jax.tree.leaves(x))
+            return function(x, *arguments, **options)
+
+        monkeypatch.setattr(owner, name, watched)
 
     expected = {name: parameter.detach().clone() for name, parameter in make("cpu").named_parameters()}
     model = make("meta")
     torch.manual_seed(1)
-    monkeypatch.setattr(jax, "device_put", watched)
+    watch(jax, "device_put")
+    watch(runtime, "put_on_device")
     trainer = Trainer(model, loss="cross_entropy", strategy="fsdp")
     monkeypatch.undo()
     matrices = {tuple(value.shape) for value in expected.values() if value.dim() > 1}

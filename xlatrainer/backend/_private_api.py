@@ -306,16 +306,18 @@ def serialize_executable(compiled: Any) -> bytes:
     return bytes(executable.client.serialize_executable(executable))
 
 
-def put_on_device(array: Any, device: Any) -> Any:
+def put_on_device(array: Any, device: Any, copied: bool = True) -> Any:
     """A JAX array on `device` with a copy of a numpy array, which may be changed afterwards; 64-bit types stay.
 
-    `jax.device_put` ends in the same call of jaxlib, with ten times as much Python before it and with the CPU's arrays
-    looking at the memory of numpy's: JAX cannot give that to a program to write its results into (jax 0.10).
+    Without `copied`, the CPU's array may look at the memory of numpy's. JAX copies that when a program is to write its
+    results over it; so it does after `jax.device_put`, which ends in the same call of jaxlib, with ten times as much
+    Python before it (jax 0.10).
     """
     aval = jax.core.ShapedArray(array.shape, array.dtype)
     sharding = jax.sharding.SingleDeviceSharding(device)
-    copied = xla_client.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
-    return xla_client.batched_device_put(aval, sharding, [array], [device], True, False, copied, enable_x64=True)
+    kinds = xla_client.HostBufferSemantics
+    kind = kinds.IMMUTABLE_ONLY_DURING_CALL if copied else kinds.ZERO_COPY
+    return xla_client.batched_device_put(aval, sharding, [array], [device], True, False, kind, enable_x64=True)
 
 
 def load_executable(

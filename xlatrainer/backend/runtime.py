@@ -7,7 +7,7 @@ May import: jax, torch, numpy, host_memory, dtypes, config, counters, measuremen
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -130,15 +130,27 @@ def to_device(tensor: torch.Tensor, dtype: torch.dtype | None = None, sharding: 
     counters.add("TransferToDevice")
     with measurements.timed("TransferToDeviceTime"):
         if sharding is None:
-            return put_on_device(array, default_device())
+            return _put(array, default_device())
         with x64():
             return _spread(array, sharding)
+
+
+def _put(array: np.ndarray[Any, Any], device: Any) -> Any:
+    """A copy of `array` on `device`; of one zero expanded, on the CPU, memory that nobody touches until a run needs it.
+
+    So optimizer state has no memory while the first step is compiled, which is when most is needed.
+    """
+    if array.size > 1 and not any(array.strides) and device.platform == "cpu":
+        element = array[(0,) * array.ndim]
+        if not any(element.tobytes()):
+            return put_on_device(_aligned(array, np.zeros), device, copied=False)
+    return put_on_device(array, device)
 
 
 def _spread(array: np.ndarray[Any, Any], sharding: Any) -> Any:
     """A device array with the contents of `array`, each device of this process having its part."""
     where = sharding.addressable_devices_indices_map(array.shape)
-    pieces = [put_on_device(array[index], device) for device, index in where.items()]
+    pieces = [_put(array[index], device) for device, index in where.items()]
     return jax.make_array_from_single_device_arrays(array.shape, sharding, pieces)
 
 
@@ -171,11 +183,16 @@ def _private_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
     numpy copies on this thread: torch would wake its own threads, which then spin and take the cores from XLA's.
     """
-    raw = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy = _aligned(array, np.empty)
     np.copyto(copy, array)
     return copy
+
+
+def _aligned(array: np.ndarray[Any, Any], make: Callable[..., np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """An array like `array`, contiguous and aligned for JAX, with what `make` (`np.empty`, `np.zeros`) has in it."""
+    raw = make(array.nbytes + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
 
 
 def compiler_options() -> dict[str, Any]:

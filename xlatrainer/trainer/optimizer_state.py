@@ -30,7 +30,7 @@ def initialize_state(optimizer: Optimizer, put_beside: Callable[[Tensor, Tensor]
         put_beside: Makes the copy on the device of a CPU tensor that is kept for a parameter; see `Strategy`. Default
             None: a copy on the parameter's device.
     """
-    put = put_beside or (lambda parameter, tensor: tensor.to(parameter.device))
+    put = put_beside or (lambda parameter, tensor: tensor.to(parameter.device, copy=True))
     for group in optimizer.param_groups:
         fresh = [p for p in group["params"] if p.requires_grad and not optimizer.state.get(p)]
         if not fresh:
@@ -40,8 +40,8 @@ def initialize_state(optimizer: Optimizer, put_beside: Callable[[Tensor, Tensor]
             on_device = bool(group.get("capturable"))
             optimizer.state[parameter] = {
                 # Copied from the host: zeros made on a lazy device would be operators of the first step, and of that
-                # one alone.
-                key: put(parameter, torch.zeros(parameter.shape, dtype=parameter.dtype))
+                # one alone. Expanded, they take memory on neither side until the first step runs.
+                key: put(parameter, torch.zeros((), dtype=parameter.dtype).expand(parameter.shape))
                 if value is _ON_PARAMETER
                 else (value.to(parameter.device) if on_device else value.clone())
                 for key, value in initial.items()
