@@ -1,5 +1,6 @@
 """Factorisations, histograms, segments and the like at their edges, against CPU torch and without the CPU's help."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -216,6 +217,27 @@ def test_masked_softmax() -> None:
     _assert_same(lambda s, m: masked(s, m, 3, 1), scores, mask[0, 1, :2])
     mask[0, 0, 0] = False
     _assert_same(lambda g, s, m: backward(g, masked(s, m, 3, 2), m, 3), _matrix(2, 3, 5, 5) * 2, scores, mask)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "mask_type"),
+    [
+        ((2, 5), 3, 0),
+        ((5, 5), 3, 1),
+        ((5, 5), 3, 2),
+        ((3, 5, 5), 3, 0),
+        ((5, 5), 3, None),
+        ((5, 5), 3, 3),
+        ((2, 3, 5, 5), 4, 2),
+    ],
+)
+def test_masks_that_the_cpu_refuses(shape: tuple[int, ...], dim: int, mask_type: int | None) -> None:
+    scores, mask = _matrix(2, 3, 5, 5), _matrix(*shape) > 0
+    with pytest.raises((RuntimeError, IndexError)) as expected:
+        torch.ops.aten._masked_softmax(scores, mask, dim, mask_type)
+    scores, mask = scores.to("xla"), mask.to("xla")
+    with pytest.raises(expected.type, match=re.escape(str(expected.value).partition("\n")[0])):
+        torch.ops.aten._masked_softmax(scores, mask, dim, mask_type)
 
 
 def test_small_remainders() -> None:

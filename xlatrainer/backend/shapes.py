@@ -145,6 +145,29 @@ def _new_states(count: int) -> Callable[..., Any]:
     return rule
 
 
+def _masked_softmax(
+    self: torch.Tensor, mask: torch.Tensor, dim: int | None = None, mask_type: int | None = None
+) -> Any:
+    """`mask_type` is read for a mask with 2 dims of an input with 4 (batch, heads, queries, keys) only."""
+    if self.dim() != 4 or mask.dim() != 2:
+        mask_type = 2
+    if mask_type not in (0, 1, 2):
+        raise RuntimeError(
+            "_masked_softmax: mask_type must be 0 (a mask of queries and keys), 1 (of batch and keys) or 2 (of all), "
+            f"got {mask_type}"
+        )
+    shape = tuple(self.shape)
+    wanted = shape if mask_type == 2 else (shape[2] if mask_type == 0 else shape[0], shape[2])
+    if tuple(mask.shape) != wanted:
+        raise RuntimeError(
+            f"_masked_softmax: of an input of shape {list(shape)} the mask (mask_type {mask_type}) must have shape "
+            f"{list(wanted)}, got {list(mask.shape)}"
+        )
+    if dim is not None:
+        torch.atleast_1d(self).size(dim)  # raises for one that there is not
+    return torch.empty_like(self)
+
+
 def _masked_softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, mask: torch.Tensor, *rest: Any) -> Any:
     if mask.shape != grad_output.shape:
         raise RuntimeError("Mask shape should match grad shape")
@@ -186,7 +209,7 @@ _WITHOUT_META: dict[str, Callable[..., Any]] = {
     "aten::_fused_sgd_": _written_only,
     "aten::_fused_sgd_.tensor_lr": _written_only,
     "aten::_logcumsumexp": _like(0, None),
-    "aten::_masked_softmax": _like(0, None),
+    "aten::_masked_softmax": _masked_softmax,
     "aten::_masked_softmax_backward": _masked_softmax_backward,
     "aten::_sample_dirichlet": _like(0, None),
     "aten::_standard_gamma_grad": _like(0, None),
