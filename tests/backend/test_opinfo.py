@@ -63,14 +63,14 @@ def _forget_programs() -> Iterator[None]:
 def reached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the lowerings that were recorded during the test, so far."""
     names: list[str] = []
-    original = Recorder.__call__
+    original = Recorder.record
 
-    def call(self: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(self: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.lowering.name not in names:
             names.append(self.lowering.name)
         return original(self, args, kwargs)
 
-    monkeypatch.setattr(Recorder, "__call__", call)
+    monkeypatch.setattr(Recorder, "record", record)
     return names
 
 

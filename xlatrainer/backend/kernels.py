@@ -49,7 +49,7 @@ def _assemble(values: Any, structure: Any) -> Any:
     """Tensors in the structure of an operator's results; see `recorder._Call`."""
     if structure is True:
         return new_tensor(next(values))
-    return tuple([_assemble(values, item) for item in structure]) if structure else None
+    return tuple([_assemble(values, item) for item in structure]) if isinstance(structure, tuple) else None
 
 
 def _specs(values: Any, structure: Any) -> Any:
@@ -67,12 +67,11 @@ def _functional(overload: Any, lowering: Lowering) -> Kernel:
     recorder = Recorder(overload, lowering)
     if lowering.mutates:
         return _updating(recorder)
-    record = recorder.record
     is_list = _is_list(overload)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with state.lock:
-            values, structure = record(args, kwargs)
+            values, structure = recorder.record(args, kwargs)
             if structure is None:
                 return new_tensor(values[0])
             results = _assemble(iter(values), structure)

@@ -94,6 +94,8 @@ class Plan:
                 for place in written
                 if place not in position_of
             ]
+            at_places = [s for s in self._sources if isinstance(s, Cell) or s.kind == "argument"]
+            self._num_storages = len(at_places) + len(self._kept) + 1  # with _NOTHING
             self._rebound = [
                 ([snapshot.cells[key] for key in keys], origin, geometry, leaf)
                 for keys, origin, geometry, leaf in self.seen.rebound
@@ -204,21 +206,28 @@ class Plan:
                 raise value.buffer.error()
             if value.sharding is not sharding:
                 raise Mismatch("a tensor lies on other devices, or in another way, than before")
-        self._check_apart(values, given)
+        self._check_apart(storages, given)
         return values
 
-    def _check_apart(self, values: list[Value], given: list[torch.Tensor]) -> None:
-        """Raise `Mismatch` if a tensor that the step writes has come to share its storage with another one."""
-        storages = [storage_data(place.tensor if isinstance(place, Cell) else given[place.key]) for place in self._kept]
-        for place, data in zip(self._kept, storages, strict=True):
+    def _check_apart(self, storages: list[StorageData], given: list[torch.Tensor]) -> None:
+        """Raise `Mismatch` if a tensor that the step writes has come to share its storage with another one.
+
+        Args:
+            storages: of the leaves that are cells, `_NOTHING` for the others.
+            given: the tensors among the arguments.
+        """
+        kept = [storage_data(place.tensor if isinstance(place, Cell) else given[place.key]) for place in self._kept]
+        for place, data in zip(self._kept, kept, strict=True):
             if data.viewed and isinstance(place, Cell):
                 _check_layout(place)
-        kept = [data if data.value is None else data.value for data in storages]
-        if len({*values, *kept}) == len(values) + len(kept):
+        for position, origin in self._from_others:
+            if origin.kind == "argument":
+                storages[position] = storage_data(given[origin.key])
+        if len({*storages, *kept, _NOTHING}) == self._num_storages:
             return
-        uses = Counter(map(id, [*values, *kept]))
-        if any(uses[id(value)] > 1 for value in [*[values[position] for position in self._written], *kept]):
-            raise Mismatch("a tensor that it writes shares its contents with another one that it uses")
+        uses = Counter([*storages, *kept])
+        if any(uses[data] > 1 for data in [*[storages[position] for position in self._written], *kept]):
+            raise Mismatch("a tensor that it writes shares its storage with another one that it uses")
 
     def argument(self, position: int, given: list[torch.Tensor]) -> Value:
         """The value of a leaf that comes from an argument."""
