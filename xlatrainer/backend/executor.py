@@ -25,6 +25,9 @@ from xlatrainer.errors import ExecutionError, LostValueError
 __all__ = ["Lost", "in_turn", "let_large_run_end", "raise_failed_checks", "run_pending", "start", "wait"]
 
 
+_TO_FREE = 1e-3  # seconds in which XLA mostly frees a run's temporaries, once its results are there
+
+
 class Lost:
     """Stands for the buffer of a value whose program failed."""
 
@@ -188,6 +191,7 @@ def let_large_run_end() -> None:
         if not latest.is_deleted():
             with execution_time.waiting():
                 jax.block_until_ready(latest)
+            time.sleep(_TO_FREE)
     except jax.errors.JaxRuntimeError as error:
         raise ExecutionError(f"the program before this one failed: {error}") from error
     finally:
