@@ -191,7 +191,7 @@ def let_large_run_end() -> None:
         if not latest.is_deleted():
             with execution_time.waiting():
                 jax.block_until_ready(latest)
-            time.sleep(_TO_FREE)
+            time.sleep(_TO_FREE)  # nothing tells when they are freed, and the next run's would come beside them
     except jax.errors.JaxRuntimeError as error:
         raise ExecutionError(f"the program before this one failed: {error}") from error
     finally:

@@ -265,7 +265,7 @@ class Trace:
         operation: Operation = token[0]
         outputs = operation.outputs
         slot = self.num_slots
-        if len(outputs) == 1:
+        if len(outputs) == 1:  # as of almost every operator: a loop over one costs more than the value
             value = Value(outputs[0], None, self, slot)
             self.pending.append(_ref(value))
             values = [value]

@@ -27,7 +27,7 @@ from xlatrainer.backend.precision import refresh_policy
 from xlatrainer.backend.schema import argument_names, by_name, lifted_positions, plain_positions
 from xlatrainer.backend.shapes import as_meta
 from xlatrainer.backend.state import state
-from xlatrainer.backend.tensor import convert_array, value_of
+from xlatrainer.backend.tensor import convert_array, storage_data, value_of
 from xlatrainer.errors import LoweringError
 
 __all__ = ["Recorder", "check_device", "not_on_device"]
@@ -196,7 +196,7 @@ class Recorder:
         self, arg: torch.Tensor, where: int | str, slots: list[Any], key: list[Any], numbers: list[Any]
     ) -> None:
         try:
-            data = arg.untyped_storage()._xla  # type: ignore[attr-defined]
+            data = storage_data(arg)
         except AttributeError:
             self._scan_number(arg, where, key, numbers)
             return

@@ -149,7 +149,7 @@ def assign(tensor: torch.Tensor, value: Value) -> None:
     """Make `value` (the tensor's shape, any dtype) what the tensor holds, through its view of the storage."""
     if value.spec.dtype is not tensor.dtype:
         value = convert(value, tensor.dtype)
-    data: StorageData = tensor.untyped_storage()._xla  # type: ignore[attr-defined]
+    data = storage_data(tensor)
     if not data.viewed:
         _replace(data, value)
         return
