@@ -196,6 +196,7 @@ class Program(Graph):
         self._sizes: dict[str, int] = {}
         self._taken: tuple[Any, Any] = (None, None)  # the latest numbers that it was found to hold for
         self._loaded: Any = None
+        self._key_to_keep: str | None = None  # under which it is put on disk once it has started
         self.load()
         _programs.add(self)
 
@@ -222,12 +223,16 @@ class Program(Graph):
             self._loaded = kept.run
             return 0.0
         self._loaded = self._compile()
-        if key is not None:
-            program_cache.store(key, self._loaded, self.checks, () if self.home is None else self.shardings)
+        self._key_to_keep = key
         counters.add("UncachedCompile")
         seconds = time.perf_counter() - start
         measurements.record("CompileTime", seconds)
         return seconds
+
+    def _keep(self, key: str) -> None:
+        """Put it on disk; while it runs for the first time, since XLA's threads need no Python then."""
+        self._key_to_keep = None
+        program_cache.store(key, self._loaded, self.checks, () if self.home is None else self.shardings)
 
     def takes(self, floats: "np.ndarray[Any, Any]", ints: "np.ndarray[Any, Any]") -> bool:
         """Whether it holds for these numbers, float64 and int64, which nobody may change; see `tell_apart`."""
@@ -338,6 +343,8 @@ class Program(Graph):
         self.runs += 1
         with runtime.x64():
             results = self._loaded(*inputs)
+        if self._key_to_keep is not None:
+            self._keep(self._key_to_keep)
         if self.home is None or self.from_disk:
             return results
         outputs, failure = results

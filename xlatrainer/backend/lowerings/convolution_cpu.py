@@ -84,11 +84,16 @@ def _windows_of_pixels(windows, batch, spatial):
     return _flat(places, (batch, *windows.output), outside).reshape(-1, math.prod(windows.kernel))
 
 
+def _table(index):
+    """Places as an array that XLA does not look into: a kernel takes it whole, and what it says is no part of it."""
+    return lax.optimization_barrier(jnp.asarray(index.astype(np.int32)))
+
+
 def _rows(matrix, index):
     """`matrix[index]`, zeros where the index is too large."""
     numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
-    index = jnp.asarray(index.astype(np.int32).reshape(-1, 1))
-    return lax.gather(matrix, index, numbers, (1, matrix.shape[1]), mode="fill", fill_value=0)
+    rows = lax.gather(matrix, index[:, None], numbers, (1, matrix.shape[1]), mode="clip")
+    return jnp.where(index[:, None] < matrix.shape[0], rows, 0)
 
 
 def _unfolds(positions, channels, geometry, kernel):
@@ -119,7 +124,7 @@ class _Unfolding:
         """Pixels x C to positions x columns."""
         if _is_plain(self.windows):
             return pixels
-        columns = _rows(pixels, _pixels_of_windows(self.windows, self.batch, self.spatial))
+        columns = _rows(pixels, _table(_pixels_of_windows(self.windows, self.batch, self.spatial).reshape(-1)))
         columns = lax.optimization_barrier(columns)
         if not self.taps_first:
             columns = columns.reshape(self.positions, self.taps, -1).swapaxes(1, 2)
@@ -132,8 +137,8 @@ class _Unfolding:
         if not self.taps_first:
             columns = columns.reshape(self.positions, self.channels, self.taps).swapaxes(1, 2)
         columns = lax.optimization_barrier(columns.reshape(-1, self.channels))
-        index = _windows_of_pixels(self.windows, self.batch, self.spatial)
-        parts = (_rows(columns, index[:, tap] * self.taps + tap) for tap in range(self.taps))
+        index = _windows_of_pixels(self.windows, self.batch, self.spatial) * self.taps + np.arange(self.taps)
+        parts = (_rows(columns, along) for along in _table(index.T))
         return _images(sum(parts), self.batch, self.spatial)
 
     def matrix(self, weight):

@@ -22,6 +22,14 @@ def _channel_axes(array):
     return tuple(axis for axis in range(array.ndim) if axis != 1)
 
 
+def _share(count, dtype):
+    """What one of `count` elements has of their mean.
+
+    XLA does not see the number: kernels that differ in it alone are one, which is compiled once.
+    """
+    return materialized(jnp.asarray(1 / max(count, 1), dtype))
+
+
 def _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps):
     """Output, the batch's mean and 1/std if training (else they are empty), and the new running statistics."""
     acc = _acc(input)
@@ -29,12 +37,12 @@ def _batch_norm(input, weight, bias, running_mean, running_var, training, moment
     axes = _channel_axes(input)
     if training:
         count = input.size // max(input.shape[1], 1)
-        mean = jnp.mean(x, axes)
+        mean = materialized(jnp.sum(x, axes) * _share(count, acc))
         centered = x - _per_channel(mean, x.ndim)
-        var = jnp.mean(jnp.square(centered), axes)
-        invstd = lax.rsqrt(var + eps)
+        squares = jnp.sum(jnp.square(centered), axes)
+        invstd = lax.rsqrt(squares * _share(count, acc) + eps)
         if running_mean is not None:
-            unbiased = var * (count / max(count - 1, 1))
+            unbiased = materialized(squares * _share(count - 1, acc))
             running_mean = _moved(running_mean, mean, momentum)
             running_var = _moved(running_var, unbiased, momentum)
     else:
@@ -98,15 +106,15 @@ def native_batch_norm_backward(
     mean, invstd = save_mean, save_invstd
     if not train:
         mean, invstd = running_mean.astype(acc), lax.rsqrt(running_var.astype(acc) + eps)
-    # One after the other, or XLA normalizes in the forward pass already and keeps that of all layers until now.
+    # One after the other, or XLA centers in the forward pass already and keeps that of all layers until now.
     grad_bias, mean = materialized(jnp.sum(grad, axes), mean)
-    normalized = (x - _per_channel(mean, x.ndim)) * _per_channel(invstd, x.ndim)
-    grad_weight = jnp.sum(grad * normalized, axes)
+    centered = x - _per_channel(mean, x.ndim)
+    grad_weight = materialized(jnp.sum(grad * centered, axes) * invstd)
     scale = invstd if weight is None else invstd * weight.astype(acc)
     if train:
-        count = input.size // max(input.shape[1], 1)
-        mean_grad = _per_channel(grad_bias / count, x.ndim)
-        grad = grad - mean_grad - normalized * _per_channel(grad_weight / count, x.ndim)
+        share = _share(input.size // max(input.shape[1], 1), acc)
+        mean_grad, along = materialized(grad_bias * share, grad_weight * share)
+        grad = grad - _per_channel(mean_grad, x.ndim) - centered * _per_channel(along * invstd, x.ndim)
     grad_input = grad * _per_channel(scale, x.ndim)
     kind = input.dtype if weight is None else weight.dtype
     # torch's shape inference counts on the gradient of the input always; XLA drops what nobody reads.
