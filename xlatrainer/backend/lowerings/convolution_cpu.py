@@ -13,6 +13,7 @@ readers they would be computed once for each element read.
 `geometry` is that of `convolution`. Each function returns None where XLA's own convolution is the better choice.
 """
 
+import functools
 import math
 
 import jax.numpy as jnp
@@ -92,8 +93,9 @@ def _table(index):
 def _rows(matrix, index):
     """`matrix[index]`, zeros where the index is too large."""
     numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
-    rows = lax.gather(matrix, index[:, None], numbers, (1, matrix.shape[1]), mode="clip")
-    return jnp.where(index[:, None] < matrix.shape[0], rows, 0)
+    rows = lax.gather(matrix, lax.expand_dims(index, (1,)), numbers, (1, matrix.shape[1]), mode="clip")
+    inside = lax.lt(index, lax.full_like(index, matrix.shape[0]))
+    return lax.select(lax.broadcast_in_dim(inside, rows.shape, (0,)), rows, lax.full_like(rows, 0))
 
 
 def _unfolds(positions, channels, geometry, kernel):
@@ -138,8 +140,9 @@ class _Unfolding:
             columns = columns.reshape(self.positions, self.channels, self.taps).swapaxes(1, 2)
         columns = lax.optimization_barrier(columns.reshape(-1, self.channels))
         index = _windows_of_pixels(self.windows, self.batch, self.spatial) * self.taps + np.arange(self.taps)
-        parts = (_rows(columns, along) for along in _table(index.T))
-        return _images(sum(parts), self.batch, self.spatial)
+        table = _table(index.T)
+        parts = (_rows(columns, lax.index_in_dim(table, tap, keepdims=False)) for tap in range(self.taps))
+        return _images(functools.reduce(lax.add, parts), self.batch, self.spatial)
 
     def matrix(self, weight):
         """O x C x kernel to O x columns."""

@@ -30,6 +30,10 @@ def _share(count, dtype):
     return materialized(jnp.asarray(1 / max(count, 1), dtype))
 
 
+# What is computed for each channel is written to memory here and there, lest XLA compute it within its readers in more
+# than one way: of what is read in one way, the kernels of all batch norms of so many channels are the same.
+
+
 def _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps):
     """Output, the batch's mean and 1/std if training (else they are empty), and the new running statistics."""
     acc = _acc(input)
