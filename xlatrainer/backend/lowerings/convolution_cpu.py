@@ -85,17 +85,21 @@ def _windows_of_pixels(windows, batch, spatial):
     return _flat(places, (batch, *windows.output), outside).reshape(-1, math.prod(windows.kernel))
 
 
-def _table(index):
-    """Places as an array that XLA does not look into: a kernel takes it whole, and what it says is no part of it."""
-    return lax.optimization_barrier(jnp.asarray(index.astype(np.int32)))
+def _rows(matrix, places):
+    """Yield `matrix[positions]` for each row of `places`, zeros where a position is too large.
 
-
-def _rows(matrix, index):
-    """`matrix[index]`, zeros where the index is too large."""
+    XLA does not see what places there are: kernels that differ in them alone are one, and all gathers of a kernel read
+    one table.
+    """
     numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
-    rows = lax.gather(matrix, lax.expand_dims(index, (1,)), numbers, (1, matrix.shape[1]), mode="clip")
-    inside = lax.lt(index, lax.full_like(index, matrix.shape[0]))
-    return lax.select(lax.broadcast_in_dim(inside, rows.shape, (0,)), rows, lax.full_like(rows, 0))
+    table = lax.optimization_barrier(jnp.asarray(places.astype(np.int32)))
+    for number, positions in enumerate(places):
+        index = lax.index_in_dim(table, number, keepdims=False)
+        rows = lax.gather(matrix, lax.expand_dims(index, (1,)), numbers, (1, matrix.shape[1]), mode="clip")
+        if (positions >= matrix.shape[0]).any():
+            inside = lax.lt(index, lax.full_like(index, matrix.shape[0]))
+            rows = lax.select(lax.broadcast_in_dim(inside, rows.shape, (0,)), rows, lax.full_like(rows, 0))
+        yield rows
 
 
 def _unfolds(positions, channels, geometry, kernel):
@@ -126,8 +130,8 @@ class _Unfolding:
         """Pixels x C to positions x columns."""
         if _is_plain(self.windows):
             return pixels
-        columns = _rows(pixels, _table(_pixels_of_windows(self.windows, self.batch, self.spatial).reshape(-1)))
-        columns = lax.optimization_barrier(columns)
+        places = _pixels_of_windows(self.windows, self.batch, self.spatial).reshape(1, -1)
+        (columns,) = lax.optimization_barrier(tuple(_rows(pixels, places)))
         if not self.taps_first:
             columns = columns.reshape(self.positions, self.taps, -1).swapaxes(1, 2)
         return columns.reshape(self.positions, -1)
@@ -139,10 +143,8 @@ class _Unfolding:
         if not self.taps_first:
             columns = columns.reshape(self.positions, self.channels, self.taps).swapaxes(1, 2)
         columns = lax.optimization_barrier(columns.reshape(-1, self.channels))
-        index = _windows_of_pixels(self.windows, self.batch, self.spatial) * self.taps + np.arange(self.taps)
-        table = _table(index.T)
-        parts = (_rows(columns, lax.index_in_dim(table, tap, keepdims=False)) for tap in range(self.taps))
-        return _images(functools.reduce(lax.add, parts), self.batch, self.spatial)
+        places = _windows_of_pixels(self.windows, self.batch, self.spatial) * self.taps + np.arange(self.taps)
+        return _images(functools.reduce(lax.add, _rows(columns, places.T)), self.batch, self.spatial)
 
     def matrix(self, weight):
         """O x C x kernel to O x columns."""
