@@ -171,6 +171,22 @@ def test_donated_buffers_are_given_away(folder: Path) -> None:
             assert weight.tolist() == [2.0] * 11
 
 
+def test_an_interruption_while_it_is_kept_loses_no_result(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    state.forget_programs()
+    held = torch.ones(3, device="xla")
+    xla.sync()
+    monkeypatch.setattr(program_cache, "store", interrupted)
+    with config.override(cache_dir=str(folder)):
+        result = held.mul_(6).mul(7)
+        with pytest.raises(KeyboardInterrupt):
+            xla.sync()
+    assert held.tolist() == [6.0] * 3  # written over in place
+    assert result.tolist() == [42.0] * 3
+
+
 def test_reading_only_writes_nothing(folder: Path) -> None:
     with config.override(cache_dir=str(folder), cache_readonly="on"):
         double(10)

@@ -121,6 +121,7 @@ def _run(trace: Trace, live: list[Value], random: tuple[int, int], cause: str) -
     by_slot = dict(zip(program.outputs, zip(results, program.shardings, strict=True), strict=True))
     for value in live:
         value.buffer, value.sharding = by_slot[value.slot]
+    program.keep()
     if state.reporter is not None:
         state.reporter.executed(program, cause)
     return program

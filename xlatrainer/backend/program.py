@@ -196,7 +196,7 @@ class Program(Graph):
         self._sizes: dict[str, int] = {}
         self._taken: tuple[Any, Any] = (None, None)  # the latest numbers that it was found to hold for
         self._loaded: Any = None
-        self._key_to_keep: str | None = None  # under which it is put on disk once it has started
+        self._key_to_keep: str | None = None  # under which `keep` puts it on disk
         self.load()
         _programs.add(self)
 
@@ -229,10 +229,15 @@ class Program(Graph):
         measurements.record("CompileTime", seconds)
         return seconds
 
-    def _keep(self, key: str) -> None:
-        """Put it on disk; while it runs for the first time, since XLA's threads need no Python then."""
-        self._key_to_keep = None
-        program_cache.store(key, self._loaded, self.checks, () if self.home is None else self.shardings)
+    def keep(self) -> None:
+        """Put it on disk if it was compiled and is not there yet.
+
+        Call it once the results of a run are in their places: XLA's threads compute meanwhile, and whatever goes wrong
+        here loses nothing.
+        """
+        if self._key_to_keep is not None:
+            key, self._key_to_keep = self._key_to_keep, None
+            program_cache.store(key, self._loaded, self.checks, () if self.home is None else self.shardings)
 
     def takes(self, floats: "np.ndarray[Any, Any]", ints: "np.ndarray[Any, Any]") -> bool:
         """Whether it holds for these numbers, float64 and int64, which nobody may change; see `tell_apart`."""
@@ -343,8 +348,6 @@ class Program(Graph):
         self.runs += 1
         with runtime.x64():
             results = self._loaded(*inputs)
-        if self._key_to_keep is not None:
-            self._keep(self._key_to_keep)
         if self.home is None or self.from_disk:
             return results
         outputs, failure = results

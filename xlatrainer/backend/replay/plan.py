@@ -153,7 +153,9 @@ class Plan:
             shadow.advance()
         if state.reporter is not None:
             state.reporter.executed(self.program, "a compiled function is replayed")
-        return self.distribute(given, values, results, copied)
+        returned = self.distribute(given, values, results, copied)
+        self.program.keep()
+        return returned
 
     def buffers(self, values: list[Value], positions: Sequence[int]) -> tuple[list[Any], frozenset[int]]:
         """The buffers of these leaves, to be given to the program, and which leaves it gets copies of."""
