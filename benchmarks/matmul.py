@@ -21,7 +21,7 @@ from xlatrainer.backend.lowerings.linalg import mm
 
 ROWS = 1024
 FEATURES = ((768, 256), (256, 256), (1024, 256), (256, 1024))
-HEADS = (8, 8, 128, 32)  # batch, heads, tokens, width of a head
+HEADS = ((8, 8, 128, 32), (8, 8, 256, 64), (4, 8, 512, 64), (1, 12, 1024, 64))  # batch, heads, tokens, width of a head
 
 
 class _LikeQuery:
@@ -60,9 +60,9 @@ def _attention(query: jax.Array, key: jax.Array, value: jax.Array, grad: jax.Arr
     return out, *flash_attention_backward(grad, query, key, value, out, logsumexp, 0.0, True)
 
 
-def attention() -> str:
-    tensors = [torch.randn(HEADS, requires_grad=True) for _ in range(3)]
-    grad = torch.randn(HEADS)
+def attention(shape: tuple[int, ...]) -> str:
+    tensors = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+    grad = torch.randn(shape)
 
     def eager() -> None:
         torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=True).backward(grad)
@@ -75,7 +75,8 @@ def main() -> None:
     for out, inner in FEATURES:
         timings = weight_gradient(torch.randn(ROWS, out), torch.randn(ROWS, inner))
         print(f"weight gradient {out} x {inner}, {ROWS} rows: {timings}")
-    print(f"attention {HEADS}, forward and backward: {attention()}")
+    for shape in HEADS:
+        print(f"causal attention {shape}, forward and backward: {attention(shape)}")
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from jax import lax
 
 from tests.backend.opinfo_database import OPERATORS, OpInfo, full_name
 from tests.backend.opinfo_samples import check, exclusions
-from xlatrainer.backend.lowerings import attention, convolution_cpu, fusion
+from xlatrainer.backend.lowerings import attention, convolution_cpu, fusion, platforms
 from xlatrainer.backend.state import state
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # samples come with warnings of torch's own
@@ -46,10 +45,7 @@ def _none(*args: Any, **kwargs: Any) -> None:
 
 
 def _as_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    def default_branch(*args: Any, default: Callable[..., Any], **branches: Callable[..., Any]) -> Any:
-        return default(*args)
-
-    monkeypatch.setattr(lax, "platform_dependent", default_branch)
+    monkeypatch.setattr(platforms, "lowered_for", lambda: "another")
 
 
 _UNFOLDED = {"MOST_TAPS": _EVERY, "MOST_COLUMNS": _EVERY, "MOST_INDICES": _EVERY}
@@ -64,9 +60,15 @@ ALTERNATIVES: dict[str, tuple[Patch, list[str]]] = {
     "convolution without sums over taps": (_constants(convolution_cpu, MOST_TAPS=_NONE), _CONVOLUTIONS),
     "attention at once": (_constants(attention, _LONG=_EVERY), _ATTENTION),
     "attention in blocks": (_constants(attention, _LONG=1, _AT_ONCE=1), _ATTENTION),
+    "causal attention at once": (_constants(attention, _SHORTEST_SPAN=_EVERY), _ATTENTION),
+    "causal attention in spans": (_constants(attention, _SHORTEST_SPAN=1), _ATTENTION),
+    "causal attention in spans and blocks": (
+        _constants(attention, _SHORTEST_SPAN=1, _LONG=1, _AT_ONCE=1),
+        _ATTENTION,
+    ),
     "channels innermost": (_constants(fusion, FEW_CHANNELS=1), _IMAGES),
     "channels as they are": (_constants(fusion, FEW_CHANNELS=_EVERY), _IMAGES),
-    "the forms of other platforms": (_as_elsewhere, [*_CONVOLUTIONS, *_IMAGES]),
+    "the forms of other platforms": (_as_elsewhere, [*_CONVOLUTIONS, *_IMAGES, *_ATTENTION]),
 }
 
 

@@ -70,6 +70,41 @@ def test_blocks_equal_cpu(dtype, rows, columns, is_causal):
     _compare(_inputs(rows, columns, dtype), is_causal=is_causal)
 
 
+@pytest.fixture
+def in_spans(monkeypatch):
+    """Four spans of queries even for short sequences."""
+    monkeypatch.setattr(attention, "_SHORTEST_SPAN", 1)
+
+
+@pytest.mark.usefixtures("in_spans")
+@pytest.mark.parametrize("dtype", _TOLERANCE)
+@pytest.mark.parametrize(("rows", "columns"), [(38, 38), (11, 25), (42, 9), (3, 3)])
+def test_spans_of_causal_attention_equal_cpu(dtype, rows, columns):
+    _compare(_inputs(rows, columns, dtype), is_causal=True, scale=0.4)
+
+
+@pytest.mark.usefixtures("in_spans", "in_blocks")
+@pytest.mark.parametrize("dtype", _TOLERANCE)
+def test_spans_of_more_than_one_block_equal_cpu(dtype):
+    _compare(_inputs(131, 140, dtype), is_causal=True)
+
+
+def _products(is_causal):
+    """Multiplications and additions of attention with its gradient, 256 tokens."""
+    tensors = [tensor.to("xla") for tensor in _inputs(256, 256, batch=1, heads=1)]
+    query, key, value = (tensor.requires_grad_() for tensor in tensors[:3])
+    xla.sync()
+    scaled_dot_product_attention(query, key, value, is_causal=is_causal).backward(tensors[3])
+    root = state.trace.node
+    xla.sync(wait=True)
+    (program,) = root.programs
+    return program.cost()["flops"]
+
+
+def test_causal_attention_leaves_out_products_with_keys_that_no_query_of_a_span_sees():
+    assert _products(is_causal=True) < 0.7 * _products(is_causal=False)
+
+
 @pytest.mark.usefixtures("in_blocks")
 @pytest.mark.parametrize("kind", ["none", "bool", "float", "keys", "heads"])
 def test_masks_in_blocks_equal_cpu(kind):
