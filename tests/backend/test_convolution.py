@@ -14,6 +14,13 @@ from xlatrainer.backend.lowerings import convolution, convolution_cpu
 from xlatrainer.backend.lowerings.convolution import Geometry
 from xlatrainer.backend.runtime import compiler_options
 
+
+@pytest.fixture(autouse=True, scope="module")
+def _devices_are_made() -> None:
+    """By the runtime, as many as the tests want, before jax makes one of its own."""
+    compiler_options()
+
+
 # batch, channels, output channels, spatial, kernel, geometry
 CASES = {
     "one channel": (4, 1, 6, (9, 9), (5, 5), Geometry((1, 1), (0, 0), (1, 1), 1)),
@@ -89,6 +96,26 @@ def test_the_program_of_the_cpu_has_no_convolution_where_a_dot_is_faster() -> No
     text = jax.jit(lambda x, w: convolution._forward(x, w, geometry)).lower(x, w).as_text()
     assert "stablehlo.convolution" not in text
     assert "dot_general" in text
+
+
+def test_the_places_of_windows_are_those_of_one_image_whatever_the_batch() -> None:
+    geometry = Geometry((1, 1), (1, 1), (1, 1), 1)
+
+    def every_form(x: Any, w: Any, g: Any) -> Any:
+        return (
+            convolution_cpu.forward(x, w, geometry),
+            convolution_cpu.input_gradient(g, w, geometry, x.shape[2:]),
+            convolution_cpu.weight_gradient(x, g, geometry, (3, 3)),
+        )
+
+    lengths = []
+    for batch in (100, 900):
+        x, w, g = jnp.ones((batch, 1, 12, 12)), jnp.ones((16, 1, 3, 3)), jnp.ones((batch, 16, 12, 12))
+        text = jax.jit(every_form).lower(x, w, g).as_text()
+        assert "stablehlo.convolution" not in text
+        lengths.append(len(text))
+    starts = 900 * 2 * 4 * 3  # where each image starts is a constant, in hexadecimal digits
+    assert lengths[1] < lengths[0] + starts + 1000
 
 
 def test_large_unfolded_windows_are_left_to_xla() -> None:

@@ -27,7 +27,7 @@ __all__ = ["forward", "in_order", "input_gradient", "weight_gradient"]
 MOST_TAPS = 50  # of a sum with one term for each position in the window: more make the program large
 FEW_POSITIONS = 64  # of the output, batch included: a dot of so few rows is slower than one of so few columns
 MOST_COLUMNS = 6_000_000  # elements of unfolded windows: beyond, writing them costs more than it saves
-MOST_INDICES = 2_000_000  # pixels of unfolded windows: their places are a constant of the program
+MOST_INDICES = 2_000_000  # pixels of an image's unfolded windows: their places are a constant of the program
 
 
 def _over(array, spatial):
@@ -52,6 +52,11 @@ def _images(pixels, batch, spatial):
     return jnp.moveaxis(pixels.reshape(batch, *spatial, pixels.shape[1]), -1, 1)
 
 
+def _by_image(rows):
+    """Images x rows x channels in memory. With images apart, XLA counts them in a loop instead of by divisions."""
+    return lax.optimization_barrier(rows.reshape(rows.shape[:2]) if rows.shape[2] == 1 else rows)
+
+
 def _flat(places, sizes, outside):
     """Flat positions from those along each dim, negative where there is none; the result then holds `outside`.
 
@@ -66,47 +71,50 @@ def _flat(places, sizes, outside):
     return np.where(inside, flat, outside)
 
 
-def _pixels_of_windows(windows, batch, spatial):
-    """For each window, batch included, and each of its taps the row of `_pixels`; a row too many for the padding."""
-    places = [np.arange(batch)[:, None]]
+def _pixels_of_windows(windows, spatial):
+    """For each window of an image and each of its taps the pixel; one too many for the padding."""
+    places = []
     for size, kernel, step, pad, gap, length in zip(spatial, *windows, strict=True):
         along = np.arange(length)[:, None] * step + np.arange(kernel) * gap - pad
         places.append(np.where(along < size, along, -1))
-    return _flat(places, (batch, *spatial), batch * math.prod(spatial)).reshape(-1, math.prod(windows.kernel))
+    return _flat(places, spatial, math.prod(spatial)).reshape(-1, math.prod(windows.kernel))
 
 
-def _windows_of_pixels(windows, batch, spatial):
-    """For each pixel and each tap the window that has the pixel there; one too many where there is none."""
-    places = [np.arange(batch)[:, None]]
+def _windows_of_pixels(windows, spatial):
+    """For each pixel of an image and each tap the window that has the pixel there; one too many where there is none."""
+    places = []
     for size, kernel, step, pad, gap, length in zip(spatial, *windows, strict=True):
         start = np.arange(size)[:, None] - np.arange(kernel) * gap + pad
         places.append(np.where((start % step == 0) & (start < length * step), start // step, -1))
-    outside = batch * math.prod(windows.output)
-    return _flat(places, (batch, *windows.output), outside).reshape(-1, math.prod(windows.kernel))
+    return _flat(places, windows.output, math.prod(windows.output)).reshape(-1, math.prod(windows.kernel))
 
 
-def _rows(matrix, places):
-    """Yield `matrix[positions]` for each row of `places`, zeros where a position is too large.
+def _rows(matrix, batch, places):
+    """Yield for each row of `places` the rows that it names of each image's part of `matrix`; zeros if there are none.
 
-    XLA does not see what places there are: kernels that differ in them alone are one, and all gathers of a kernel read
-    one table.
+    The places are those of one image: the table stays in the caches. XLA does not see what places there are: kernels
+    that differ in them alone are one, and all gathers of a kernel read one table.
     """
-    numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
+    numbers = lax.GatherDimensionNumbers(offset_dims=(2,), collapsed_slice_dims=(0,), start_index_map=(0,))
     table = lax.optimization_barrier(jnp.asarray(places.astype(np.int32)))
+    size, channels = matrix.shape[0] // batch, matrix.shape[1]
+    shape = (batch, places.shape[1])
+    starts = lax.broadcast_in_dim(np.arange(batch, dtype=np.int32) * np.int32(size), shape, (0,))
     for number, positions in enumerate(places):
-        index = lax.index_in_dim(table, number, keepdims=False)
-        rows = lax.gather(matrix, lax.expand_dims(index, (1,)), numbers, (1, matrix.shape[1]), mode="clip")
-        if (positions >= matrix.shape[0]).any():
-            inside = lax.lt(index, lax.full_like(index, matrix.shape[0]))
-            rows = lax.select(lax.broadcast_in_dim(inside, rows.shape, (0,)), rows, lax.full_like(rows, 0))
+        place = lax.index_in_dim(table, number, keepdims=False)
+        index = lax.expand_dims(lax.add(starts, lax.broadcast_in_dim(place, shape, (1,))), (2,))
+        rows = lax.gather(matrix, index, numbers, (1, channels), mode="clip")
+        if (positions >= size).any():
+            inside = lax.lt(place, lax.full_like(place, size))
+            rows = lax.select(lax.broadcast_in_dim(inside, rows.shape, (1,)), rows, lax.full_like(rows, 0))
         yield rows
 
 
-def _unfolds(positions, channels, geometry, kernel):
+def _unfolds(batch, windows, channels, geometry):
     """Whether a dot of unfolded windows is the form to take."""
-    pixels = math.prod(kernel) * positions
-    few = pixels <= MOST_INDICES and pixels * channels <= MOST_COLUMNS
-    return geometry.groups == 1 and positions * channels > 0 and (few or math.prod(kernel) == 1)
+    taps, positions = math.prod(windows.kernel), math.prod(windows.output)
+    few = taps * positions <= MOST_INDICES and batch * taps * positions * channels <= MOST_COLUMNS
+    return geometry.groups == 1 and batch * positions * channels > 0 and (few or taps == 1)
 
 
 def _is_plain(windows):
@@ -130,8 +138,9 @@ class _Unfolding:
         """Pixels x C to positions x columns."""
         if _is_plain(self.windows):
             return pixels
-        places = _pixels_of_windows(self.windows, self.batch, self.spatial).reshape(1, -1)
-        (columns,) = lax.optimization_barrier(tuple(_rows(pixels, places)))
+        places = _pixels_of_windows(self.windows, self.spatial).reshape(1, -1)
+        (rows,) = _rows(pixels, self.batch, places)
+        columns = _by_image(rows)
         if not self.taps_first:
             columns = columns.reshape(self.positions, self.taps, -1).swapaxes(1, 2)
         return columns.reshape(self.positions, -1)
@@ -143,8 +152,9 @@ class _Unfolding:
         if not self.taps_first:
             columns = columns.reshape(self.positions, self.channels, self.taps).swapaxes(1, 2)
         columns = lax.optimization_barrier(columns.reshape(-1, self.channels))
-        places = _windows_of_pixels(self.windows, self.batch, self.spatial) * self.taps + np.arange(self.taps)
-        return _images(functools.reduce(lax.add, _rows(columns, places.T)), self.batch, self.spatial)
+        places = _windows_of_pixels(self.windows, self.spatial) * self.taps + np.arange(self.taps)
+        folded = _by_image(functools.reduce(lax.add, _rows(columns, self.batch, places.T)))
+        return jnp.moveaxis(folded.reshape(self.batch, *self.spatial, self.channels), -1, 1)
 
     def matrix(self, weight):
         """O x C x kernel to O x columns."""
@@ -172,7 +182,7 @@ def forward(input, weight, geometry):
         for offset, kernel in zip(windows.offsets(), _by_channel(weight, geometry), strict=True):
             total = total + at_offset(padded, windows, offset) * _over(kernel, windows.output)
         return lax.optimization_barrier(total).reshape(input.shape[0], weight.shape[0], *windows.output)
-    if _unfolds(positions, input.shape[1], geometry, windows.kernel):
+    if _unfolds(input.shape[0], windows, input.shape[1], geometry):
         unfolding = _Unfolding(windows, input.shape[0], input.shape[2:], input.shape[1], weight.shape[0])
         columns, matrix = unfolding.unfold(_pixels(input)), unfolding.matrix(weight)
         few = positions <= FEW_POSITIONS
@@ -187,7 +197,7 @@ def input_gradient(grad_output, weight, geometry, spatial):
     windows = windows_of(spatial, weight.shape[2:], stride, padding, dilation)
     windows = windows._replace(output=tuple(grad_output.shape[2:]))  # output_padding makes more of them
     batch, channels = grad_output.shape[0], weight.shape[1] * groups
-    taps, positions = math.prod(windows.kernel), batch * math.prod(windows.output)
+    taps = math.prod(windows.kernel)
     if weight.shape[:2] == (groups, 1) and taps <= MOST_TAPS:
         grad_output, weight = lax.optimization_barrier((grad_output, weight))
         total = 0
@@ -195,7 +205,7 @@ def input_gradient(grad_output, weight, geometry, spatial):
             share = grad_output * _over(kernel[:, 0], windows.output)
             total = total + spread_from(share, windows, offset, spatial)
         return lax.optimization_barrier(total)
-    if taps <= MOST_TAPS and _unfolds(positions, channels, geometry, windows.kernel):
+    if taps <= MOST_TAPS and _unfolds(batch, windows, channels, geometry):
         unfolding = _Unfolding(windows, batch, spatial, channels, weight.shape[0])
         return unfolding.fold(_pixels(grad_output) @ unfolding.matrix(weight))
     return None
@@ -206,14 +216,13 @@ def weight_gradient(input, grad_output, geometry, kernel):
     stride, padding, dilation, groups = geometry
     windows = windows_of(input.shape[2:], kernel, stride, padding, dilation)
     windows = windows._replace(output=tuple(grad_output.shape[2:]))
-    out_channels, positions = grad_output.shape[1], input.shape[0] * math.prod(windows.output)
-    taps = math.prod(kernel)
+    out_channels, taps = grad_output.shape[1], math.prod(kernel)
     if input.shape[1] == out_channels == groups and taps <= MOST_TAPS:
         input, grad_output = lax.optimization_barrier((input, grad_output))
         padded, axes = padded_for(input, windows, 0), (0, *range(2, input.ndim))
         sums = [jnp.sum(at_offset(padded, windows, offset) * grad_output, axes) for offset in windows.offsets()]
         return jnp.stack(sums, 1).reshape(groups, 1, *kernel)
-    if _unfolds(positions, input.shape[1], geometry, kernel):
+    if _unfolds(input.shape[0], windows, input.shape[1], geometry):
         unfolding = _Unfolding(windows, input.shape[0], input.shape[2:], input.shape[1], out_channels)
         # Together, or XLA would take the columns of the forward pass, and keep those of all layers in memory until now.
         grad, pixels = lax.optimization_barrier((_pixels(grad_output).T, _pixels(input)))
