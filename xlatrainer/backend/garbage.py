@@ -7,7 +7,7 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-__all__ = ["collector_paused"]
+__all__ = ["collector_paused", "older_objects_set_aside"]
 
 
 @contextlib.contextmanager
@@ -24,3 +24,19 @@ def collector_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def older_objects_set_aside() -> Iterator[None]:
+    """A block in which the collector looks through newer objects alone: garbage among older ones stays until its end.
+
+    Does nothing where somebody froze objects before: the end of the block would thaw those, too.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

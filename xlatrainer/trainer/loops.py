@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xlatrainer.backend import counters
+from xlatrainer.backend.garbage import older_objects_set_aside
 from xlatrainer.callbacks.callback_list import CallbackList
 from xlatrainer.data.epoch_iterator import EpochIterator, grouped
 from xlatrainer.trainer.checkpoint import Saved
@@ -76,7 +79,7 @@ def fit_loop(trainer: Trainer, plan: FitPlan, hooks: CallbackList, interruption:
     hooks.call("on_train_begin")
     if resumed is not None and not resumed.in_epoch:
         trainer.saver.resume(resumed, progress)
-    with trainer.strategy.loop(), training(trainer.model):
+    with trainer.strategy.loop(), training(trainer.model), _collector_at_ease():
         for epoch in range(plan.initial_epoch, plan.epochs):
             is_left = resumed is not None and resumed.in_epoch  # to be ended, if nothing else
             if (trainer.stop_training and not is_left) or interruption.asked or not plan.batches.begin_epoch(epoch):
@@ -105,6 +108,14 @@ def fit_loop(trainer: Trainer, plan: FitPlan, hooks: CallbackList, interruption:
     trainer.saver.end_fit(interruption)
     plan.batches.close()
     hooks.call("on_train_end", logs=logs)
+
+
+def _collector_at_ease() -> contextlib.AbstractContextManager[None]:
+    """While a process trains for the first time, its garbage is not what came before, but its compilation makes much.
+
+    A later training leaves the collector alone: a model that was trained before may be garbage, and large.
+    """
+    return contextlib.nullcontext() if counters.value("Execute") else older_objects_set_aside()
 
 
 def _begins_validation(plan: FitPlan, epoch: int) -> bool:
