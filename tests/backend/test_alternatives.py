@@ -11,7 +11,7 @@ import torch
 
 from tests.backend.opinfo_database import OPERATORS, OpInfo, full_name
 from tests.backend.opinfo_samples import check, exclusions
-from xlatrainer.backend.lowerings import attention, convolution_cpu, fusion, platforms
+from xlatrainer.backend.lowerings import attention, convolution_cpu, fusion, leading_axes, platforms
 from xlatrainer.backend.state import state
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # samples come with warnings of torch's own
@@ -28,6 +28,8 @@ _CONVOLUTIONS = _functions("conv1d conv2d conv3d conv_transpose1d conv_transpose
 _POOLING = _functions("max_pool1d max_pool2d max_pool3d avg_pool2d avg_pool3d adaptive_avg_pool2d")
 _IMAGES = [*_POOLING, *_functions("batch_norm layer_norm relu linear"), "matmul"]
 _ATTENTION = _functions("scaled_dot_product_attention")
+_SUMS = ["sum", "mean", "norm", "linalg.vector_norm", "logsumexp", "var", "std", "var_mean", "std_mean"]
+_REDUCTIONS = [*_SUMS, "amax", "amin", "aminmax"]
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -68,6 +70,7 @@ ALTERNATIVES: dict[str, tuple[Patch, list[str]]] = {
     ),
     "channels innermost": (_constants(fusion, FEW_CHANNELS=1), _IMAGES),
     "channels as they are": (_constants(fusion, FEW_CHANNELS=_EVERY), _IMAGES),
+    "rows combined, however short": (_constants(leading_axes, LONG_ROW=1), _REDUCTIONS),
     "the forms of other platforms": (_as_elsewhere, [*_CONVOLUTIONS, *_IMAGES, *_ATTENTION]),
 }
 

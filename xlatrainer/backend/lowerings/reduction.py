@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from xlatrainer.backend.dtypes import compute_dtype, to_numpy
+from xlatrainer.backend.lowerings import leading_axes
 from xlatrainer.backend.lowerings.partitioning import partitioned
 from xlatrainer.backend.lowerings.pointwise import complex_logaddexp
 from xlatrainer.backend.lowerings.registry import lowering
@@ -44,7 +45,7 @@ def _working(self, spec):
 
 def _sum(array, axes, keepdims):
     """A sum. Where it is one over the rows of a batch, it is the gradient of something added to each of them."""
-    whole = partial(jnp.sum, axis=axes, keepdims=keepdims)
+    whole = partial(leading_axes.total, axes=axes, keepdims=keepdims)
     if 0 not in axes or len(axes) == array.ndim:
         return whole(array)
     letters = ascii_lowercase[: array.ndim]
@@ -71,7 +72,7 @@ def nansum(self, dim=None, keepdim=False, *, dtype=None, out_specs):
 def mean_dim(self, dim=None, keepdim=False, *, dtype=None, out_specs):
     axes = _axes(dim, self.ndim)
     count = math.prod(self.shape[axis] for axis in axes)
-    total = jnp.sum(_working(self, out_specs[0]), axes, keepdims=keepdim)
+    total = leading_axes.total(_working(self, out_specs[0]), axes, keepdim)
     mean = total / count if count else jnp.full_like(total, jnp.nan)
     return mean.astype(to_numpy(out_specs[0].dtype))
 
@@ -116,18 +117,18 @@ def _truth(function, self, dim, keepdim, out_specs):
 
 @lowering("amax")
 def amax(self, dim=None, keepdim=False):
-    return jnp.max(self, _axes(dim, self.ndim), keepdims=keepdim)
+    return leading_axes.maximum(self, _axes(dim, self.ndim), keepdim)
 
 
 @lowering("amin")
 def amin(self, dim=None, keepdim=False):
-    return jnp.min(self, _axes(dim, self.ndim), keepdims=keepdim)
+    return leading_axes.minimum(self, _axes(dim, self.ndim), keepdim)
 
 
 @lowering("aminmax")
 def aminmax(self, *, dim=None, keepdim=False):
     axes = _axes(dim, self.ndim)
-    return jnp.min(self, axes, keepdims=keepdim), jnp.max(self, axes, keepdims=keepdim)
+    return leading_axes.minimum(self, axes, keepdim), leading_axes.maximum(self, axes, keepdim)
 
 
 @lowering("_aminmax")
@@ -201,9 +202,9 @@ def _variance(self, dim, correction, keepdim):
     axes = _axes(dim, self.ndim)
     count = math.prod(self.shape[axis] for axis in axes)
     array = self.astype(jnp.float32) if self.dtype in (jnp.float16, jnp.bfloat16) else self
-    mean = jnp.sum(array, axes, keepdims=True) / (count or jnp.nan)
+    mean = leading_axes.total(array, axes, keepdims=True) / (count or jnp.nan)
     freedom = count - (1 if correction is None else correction)
-    total = jnp.sum(_squared(array - mean), axes, keepdims=keepdim)
+    total = leading_axes.total(_squared(array - mean), axes, keepdim)
     variance = total / (freedom if freedom > 0 else jnp.zeros((), total.dtype))
     return variance, mean.reshape(variance.shape)
 
@@ -242,9 +243,9 @@ def _powers(array, ord, axes, keepdim):
     if ord == 0:
         return jnp.sum(array != 0, axes, keepdims=keepdim).astype(jnp.finfo(array.dtype).dtype)
     if ord == 2:
-        return jnp.sum(_squared(array), axes, keepdims=keepdim)
+        return leading_axes.total(_squared(array), axes, keepdim)
     magnitude = jnp.abs(array)
-    return jnp.sum(magnitude if ord == 1 else magnitude**ord, axes, keepdims=keepdim)
+    return leading_axes.total(magnitude if ord == 1 else magnitude**ord, axes, keepdim)
 
 
 def _norm(self, ord, dim, keepdim, spec):
@@ -292,9 +293,9 @@ def logsumexp(self, dim, keepdim=False, *, out_specs):
     array = _working(self, out_specs[0])
     axes = _axes(dim, self.ndim)
     if math.prod(self.shape[axis] for axis in axes):
-        top = jnp.max(jnp.real(array), axes, keepdims=True)
+        top = leading_axes.maximum(jnp.real(array), axes, keepdims=True)
         top = jnp.where(jnp.isfinite(top), top, 0)
-        total = jnp.log(jnp.sum(jnp.exp(array - top), axes, keepdims=keepdim))
+        total = jnp.log(leading_axes.total(jnp.exp(array - top), axes, keepdim))
         result = total + top.reshape(total.shape)
     else:
         result = jnp.full(out_specs[0].shape, -jnp.inf, array.dtype)

@@ -1,0 +1,59 @@
+"""Sums and maxima over leading axes, on the CPU: the gradients of what is added to each row of a batch are such sums.
+
+    python benchmarks/reduction.py
+
+Prints for each shape the milliseconds of torch eager, of XLA as it chooses, and of `lowerings/leading_axes.py`.
+Medians; run it on a quiet machine.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from xlatrainer.backend import runtime
+from xlatrainer.backend.lowerings import leading_axes
+
+SHAPES = ((8, 128, 256), (8, 1024, 768), (64, 197, 192), (16, 16384), (64, 32768), (500, 32768), (1000, 1000))
+
+
+def milliseconds(run: Callable[[], Any], repeats: int = 15) -> float:
+    run()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e3
+
+
+def compiled(function: Callable[..., Any], array: np.ndarray) -> float:
+    with jax.default_device(runtime.default_device()):
+        given = jax.device_put(array)
+        program = jax.jit(function).lower(given).compile(compiler_options=runtime.compiler_options())
+        with runtime.undisturbed():
+            return milliseconds(lambda: jax.block_until_ready(program(given)))
+
+
+FORMS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "sum": (lambda t: t.sum(0), lambda a: a.sum(0), lambda a: leading_axes.total(a, (0,))),
+    "max": (lambda t: t.amax(0), lambda a: a.max(0), lambda a: leading_axes.maximum(a, (0,))),
+}
+
+
+def main() -> None:
+    for shape in SHAPES:
+        tensor = torch.randn(shape)
+        for name, (eager, usual, ours) in FORMS.items():
+            theirs = milliseconds(partial(eager, tensor))
+            times = (compiled(form, tensor.numpy()) for form in (usual, ours))
+            print(f"{name} of {shape}: torch {theirs:.2f}  XLA {next(times):.2f}  ours {next(times):.2f}")
+
+
+if __name__ == "__main__":
+    main()
