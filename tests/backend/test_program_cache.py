@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import jax
 import pytest
 import torch
 
@@ -111,6 +113,53 @@ def test_a_program_is_found_again(folder: Path) -> None:
     assert counted("PersistentCacheHit", before) == 1
     assert torch.equal(first, second)
     assert [path.suffix for path in folder.iterdir()] == [".xla"]
+
+
+def sorted_rows(x: torch.Tensor) -> torch.Tensor:
+    return x.sort(1)[0]
+
+
+def convolved(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.conv2d(x.view(1, 1, *x.shape), x[:3, :3].view(1, 1, 3, 3))
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        sorted_rows, convolved, torch.median, torch.linalg.qr, torch.linalg.svd, torch.linalg.eigh,
+        torch.linalg.cholesky_ex, torch.linalg.inv, torch.fft.fft, torch.unique, torch.rand_like, torch.bernoulli,
+        torch.logdet, torch.nonzero, torch.argsort, torch.cumsum, torch.topk, torch.multinomial,
+    ],
+)  # fmt: skip
+def test_programs_of_what_xla_writes_in_ways_of_their_own_are_found_again(operator: Any, folder: Path) -> None:
+    arguments = {torch.cumsum: (0,), torch.topk: (2,), torch.multinomial: (2,)}.get(operator, ())
+    rows = (torch.rand(12, 12, generator=torch.Generator().manual_seed(1)) * 0.1 + torch.eye(12)) / 2
+    with config.override(cache_dir=str(folder)):
+        results = []
+        for _ in range(2):
+            state.forget_programs()
+            xla.manual_seed(5)
+            before = counters.snapshot()
+            found = operator(rows.to("xla"), *arguments)
+            results.append([t.cpu() for t in (found if isinstance(found, tuple) else (found,))])
+            xla.sync()
+    assert counted("PersistentCacheHit", before)
+    assert not counted("UncachedCompile", before)
+    for first, second in zip(*results, strict=True):
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_what_xla_cannot_write_is_reported_and_compiled_by_each_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(compiled: Any) -> bytes:
+        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: a part of it is not serializable")
+
+    monkeypatch.setattr(program_cache, "serialize_executable", refused)
+    with config.override(cache_dir=str(folder)):
+        assert double(3).tolist() == [1.0, 3.0, 5.0]
+    assert not folder.exists() or not list(folder.iterdir())
+    assert "XLA cannot write it" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "foreign", "header"])

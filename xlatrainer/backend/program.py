@@ -196,7 +196,7 @@ class Program(Graph):
         self._sizes: dict[str, int] = {}
         self._taken: tuple[Any, Any] = (None, None)  # the latest numbers that it was found to hold for
         self._loaded: Any = None
-        self._key_to_keep: str | None = None  # under which `keep` puts it on disk
+        self._to_keep: tuple[str, bytes] | None = None  # what `keep` puts on disk
         self.load()
         _programs.add(self)
 
@@ -223,9 +223,10 @@ class Program(Graph):
             self._loaded = kept.run
             return 0.0
         self._loaded = self._compile()
-        self._key_to_keep = key
         counters.add("UncachedCompile")
         seconds = time.perf_counter() - start
+        content = None if key is None else program_cache.written_out(self._loaded)
+        self._to_keep = None if key is None or content is None else (key, content)
         measurements.record("CompileTime", seconds)
         return seconds
 
@@ -235,9 +236,9 @@ class Program(Graph):
         Call it once the results of a run are in their places: XLA's threads compute meanwhile, and whatever goes wrong
         here loses nothing.
         """
-        if self._key_to_keep is not None:
-            key, self._key_to_keep = self._key_to_keep, None
-            program_cache.store(key, self._loaded, self.checks, () if self.home is None else self.shardings)
+        if self._to_keep is not None:
+            kept, self._to_keep = self._to_keep, None
+            program_cache.store(*kept, self.checks, () if self.home is None else self.shardings)
 
     def takes(self, floats: "np.ndarray[Any, Any]", ints: "np.ndarray[Any, Any]") -> bool:
         """Whether it holds for these numbers, float64 and int64, which nobody may change; see `tell_apart`."""

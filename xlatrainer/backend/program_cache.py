@@ -38,7 +38,7 @@ from xlatrainer.backend.lowerings.checks import FAILURE_SHAPE
 from xlatrainer.backend.placement import Home, Sharding
 from xlatrainer.errors import CacheError
 
-__all__ = ["Entry", "initialize_cache", "key_of", "load", "store"]
+__all__ = ["Entry", "initialize_cache", "key_of", "load", "store", "written_out"]
 
 _log = logging.getLogger("xlatrainer.cache")
 
@@ -188,16 +188,36 @@ def _parse(content: bytes, key: str) -> tuple[dict[str, Any], bytes]:
     return header, zlib.decompress(body)  # whole by its hash
 
 
-def store(key: str, compiled: Any, checks: Iterable[Check], shardings: Iterable[Sharding | None] = ()) -> None:
-    """Keep a compiled program under `key`. A folder that cannot be written to is reported, and nothing is kept.
+def written_out(compiled: Any) -> bytes | None:
+    """A compiled program for `store`, as XLA writes it; None if nothing is to be kept, or if XLA cannot write it.
 
-    `shardings`: how its results lie on several devices.
+    Before it runs first: some parts, a sort for one, then take on what XLA cannot write.
+    """
+    if config.get("cache_readonly") == "on":
+        return None
+    try:
+        return serialize_executable(compiled)
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith("UNIMPLEMENTED"):
+            raise
+        _log.warning("a program is compiled by each process, since XLA cannot write it to the cache: %s", error)
+        return None
+
+
+def store(key: str, content: bytes, checks: Iterable[Check], shardings: Iterable[Sharding | None] = ()) -> None:
+    """Keep a program under `key`. A folder that cannot be written to is reported, and nothing is kept.
+
+    Args:
+        key: of `key_of`.
+        content: of `written_out`.
+        checks: what its last output tells of.
+        shardings: how its results lie on several devices.
     """
     path = _path(key)
     described = [None if sharding is None else sharding.described() for sharding in shardings]
-    if path is None or config.get("cache_readonly") == "on" or None in described:
+    if path is None or None in described:
         return
-    body = zlib.compress(serialize_executable(compiled), 1)
+    body = zlib.compress(content, 1)
     header = {
         "magic": _MAGIC,
         "key": key,
@@ -295,7 +315,8 @@ def _processor() -> str:
 
 def _exception_named(name: str) -> type[Exception]:
     """The exception class of a kept check."""
-    found = getattr(builtins, name, None) or {"LinAlgError": torch.linalg.LinAlgError}.get(name)
+    singular = torch.linalg.LinAlgError
+    found = singular if name == singular.__name__ else getattr(builtins, name, None)
     if not (isinstance(found, type) and issubclass(found, Exception)):
         raise CacheError(f"it names an exception {name!r} that does not exist")
     return found
