@@ -87,7 +87,7 @@ def test_every_form_of_the_cpu_is_reached() -> None:
     }
     assert ("forward", "one channel") in reached
     assert ("forward", "small image") in reached
-    assert ("forward", "grouped") not in reached  # left to XLA
+    assert ("forward", "grouped") in reached
 
 
 def test_the_program_of_the_cpu_has_no_convolution_where_a_dot_is_faster() -> None:

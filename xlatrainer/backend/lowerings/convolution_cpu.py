@@ -27,6 +27,7 @@ __all__ = ["forward", "in_order", "input_gradient", "weight_gradient"]
 MOST_TAPS = 50  # of a sum with one term for each position in the window: more make the program large
 FEW_POSITIONS = 64  # of the output, batch included: a dot of so few rows is slower than one of so few columns
 MOST_COLUMNS = 6_000_000  # elements of unfolded windows: beyond, writing them costs more than it saves
+MOST_GROUPED_COLUMNS = 60_000_000  # the same for groups of channels: there XLA's own takes fifty times as long
 MOST_INDICES = 2_000_000  # pixels of an image's unfolded windows: their places are a constant of the program
 
 
@@ -113,8 +114,38 @@ def _rows(matrix, batch, places):
 def _unfolds(batch, windows, channels, geometry):
     """Whether a dot of unfolded windows is the form to take."""
     taps, positions = math.prod(windows.kernel), math.prod(windows.output)
-    few = taps * positions <= MOST_INDICES and batch * taps * positions * channels <= MOST_COLUMNS
-    return geometry.groups == 1 and batch * positions * channels > 0 and (few or taps == 1)
+    most = MOST_COLUMNS if geometry.groups == 1 else MOST_GROUPED_COLUMNS
+    few = taps * positions <= MOST_INDICES and batch * taps * positions * channels <= most
+    return batch * positions * channels > 0 and (few or taps == 1)
+
+
+def _apart(array, groups):
+    """N x C x spatial to groups * N x C/groups x spatial: the groups of channels are images of their own."""
+    batch, channels, *spatial = array.shape
+    parts = array.reshape(batch, groups, channels // groups, *spatial)
+    return jnp.moveaxis(parts, 1, 0).reshape(groups * batch, channels // groups, *spatial)
+
+
+def _together(array, groups):
+    """The inverse of `_apart`."""
+    images, channels, *spatial = array.shape
+    parts = jnp.moveaxis(array.reshape(groups, images // groups, channels, *spatial), 0, 1)
+    return parts.reshape(images // groups, groups * channels, *spatial)
+
+
+def _by_group(left, right, groups):
+    """Products of the matrices of each group, which lie one below the other in `left`, `right` and the result."""
+    if groups == 1:
+        return left @ right
+    product = left.reshape(groups, -1, left.shape[1]) @ right.reshape(groups, -1, right.shape[1])
+    return product.reshape(-1, right.shape[1])
+
+
+def _transposed(matrix, groups):
+    """The matrix of each group, transposed."""
+    if groups == 1:
+        return matrix.T
+    return matrix.reshape(groups, -1, matrix.shape[1]).swapaxes(1, 2).reshape(groups * matrix.shape[1], -1)
 
 
 def _is_plain(windows):
@@ -183,11 +214,16 @@ def forward(input, weight, geometry):
             total = total + at_offset(padded, windows, offset) * _over(kernel, windows.output)
         return lax.optimization_barrier(total).reshape(input.shape[0], weight.shape[0], *windows.output)
     if _unfolds(input.shape[0], windows, input.shape[1], geometry):
-        unfolding = _Unfolding(windows, input.shape[0], input.shape[2:], input.shape[1], weight.shape[0])
+        input = _apart(input, groups)
+        unfolding = _Unfolding(windows, input.shape[0], input.shape[2:], input.shape[1], weight.shape[0] // groups)
         columns, matrix = unfolding.unfold(_pixels(input)), unfolding.matrix(weight)
-        few = positions <= FEW_POSITIONS
-        out = lax.optimization_barrier(matrix @ columns.T).T if few else columns @ matrix.T
-        return _images(out, input.shape[0], windows.output)
+        few = groups == 1 and positions <= FEW_POSITIONS
+        out = (
+            lax.optimization_barrier(matrix @ columns.T).T
+            if few
+            else _by_group(columns, _transposed(matrix, groups), groups)
+        )
+        return _together(_images(out, input.shape[0], windows.output), groups)
     return None
 
 
@@ -206,8 +242,9 @@ def input_gradient(grad_output, weight, geometry, spatial):
             total = total + spread_from(share, windows, offset, spatial)
         return lax.optimization_barrier(total)
     if taps <= MOST_TAPS and _unfolds(batch, windows, channels, geometry):
-        unfolding = _Unfolding(windows, batch, spatial, channels, weight.shape[0])
-        return unfolding.fold(_pixels(grad_output) @ unfolding.matrix(weight))
+        unfolding = _Unfolding(windows, groups * batch, spatial, channels // groups, weight.shape[0] // groups)
+        pixels = _pixels(_apart(grad_output, groups))
+        return _together(unfolding.fold(_by_group(pixels, unfolding.matrix(weight), groups)), groups)
     return None
 
 
@@ -223,10 +260,12 @@ def weight_gradient(input, grad_output, geometry, kernel):
         sums = [jnp.sum(at_offset(padded, windows, offset) * grad_output, axes) for offset in windows.offsets()]
         return jnp.stack(sums, 1).reshape(groups, 1, *kernel)
     if _unfolds(input.shape[0], windows, input.shape[1], geometry):
-        unfolding = _Unfolding(windows, input.shape[0], input.shape[2:], input.shape[1], out_channels)
+        input, grad_output = _apart(input, groups), _apart(grad_output, groups)
+        unfolding = _Unfolding(windows, input.shape[0], input.shape[2:], input.shape[1], out_channels // groups)
         # Together, or XLA would take the columns of the forward pass, and keep those of all layers in memory until now.
-        grad, pixels = lax.optimization_barrier((_pixels(grad_output).T, _pixels(input)))
-        return unfolding.weight(grad @ unfolding.unfold(pixels), (out_channels, input.shape[1], *kernel))
+        grad, pixels = lax.optimization_barrier((_transposed(_pixels(grad_output), groups), _pixels(input)))
+        matrix = _by_group(grad, unfolding.unfold(pixels), groups)
+        return unfolding.weight(matrix, (out_channels, input.shape[1], *kernel))
     return None
 
 
