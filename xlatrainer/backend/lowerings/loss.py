@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from xlatrainer.backend.dtypes import compute_dtype, from_numpy, to_numpy
+from xlatrainer.backend.lowerings import leading_axes
 from xlatrainer.backend.lowerings.checks import holds, index_in_range
 from xlatrainer.backend.lowerings.registry import lowering
 
@@ -45,8 +46,9 @@ def _softmax(array, dim):
         return jnp.ones_like(array)
     if not array.size:
         return array
-    shifted = jnp.exp(array - lax.stop_gradient(jnp.max(array, dim, keepdims=True)))
-    return shifted / jnp.sum(shifted, dim, keepdims=True)
+    axes = (dim % array.ndim,)
+    shifted = jnp.exp(array - lax.stop_gradient(leading_axes.maximum(array, axes, keepdims=True)))
+    return shifted / leading_axes.total(shifted, axes, keepdims=True)
 
 
 def _aligned_mask(mask, shape, mask_type):
@@ -68,7 +70,7 @@ def masked_softmax(self, mask, dim=None, mask_type=None):
 def masked_softmax_backward(grad_output, output, mask, dim=None):
     dim = output.ndim - 1 if dim is None else dim
     grad, shares = _wide(grad_output), _wide(output)
-    total = jnp.sum(grad * shares, dim, keepdims=True)
+    total = leading_axes.total(grad * shares, (dim % output.ndim,), keepdims=True)
     return jnp.where(mask, 0, shares * (grad - total)).astype(grad_output.dtype)
 
 
@@ -76,8 +78,9 @@ def masked_softmax_backward(grad_output, output, mask, dim=None):
 def log_softmax(self, dim, half_to_float, *, out_specs):
     array = _wide(self)
     if array.ndim and array.size:
-        array = array - jnp.max(array, dim, keepdims=True)
-        array = array - jnp.log(jnp.sum(jnp.exp(array), dim, keepdims=True))
+        axes = (dim % array.ndim,)
+        array = array - leading_axes.maximum(array, axes, keepdims=True)
+        array = array - jnp.log(leading_axes.total(jnp.exp(array), axes, keepdims=True))
     elif not array.ndim:
         array = jnp.zeros_like(array)
     return array.astype(to_numpy(out_specs[0].dtype))
@@ -86,14 +89,14 @@ def log_softmax(self, dim, half_to_float, *, out_specs):
 @lowering("_softmax_backward_data")
 def softmax_backward_data(grad_output, output, dim, input_dtype):
     weighted = _wide(grad_output) * _wide(output)
-    total = jnp.sum(weighted, dim, keepdims=True) if output.ndim else weighted
+    total = leading_axes.total(weighted, (dim % output.ndim,), keepdims=True) if output.ndim else weighted
     return (weighted - _wide(output) * total).astype(to_numpy(input_dtype))
 
 
 @lowering("_log_softmax_backward_data")
 def log_softmax_backward_data(grad_output, output, dim, input_dtype):
     grad = _wide(grad_output)
-    total = jnp.sum(grad, dim, keepdims=True) if output.ndim else grad
+    total = leading_axes.total(grad, (dim % output.ndim,), keepdims=True) if output.ndim else grad
     return (grad - jnp.exp(_wide(output)) * total).astype(to_numpy(input_dtype))
 
 

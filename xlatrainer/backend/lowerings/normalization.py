@@ -5,6 +5,7 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
+from xlatrainer.backend.lowerings import leading_axes
 from xlatrainer.backend.lowerings.fusion import materialized
 from xlatrainer.backend.lowerings.registry import lowering
 
@@ -159,8 +160,8 @@ def native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, we
     scaled = grad if weight is None else grad * weight.astype(acc)
     projection = jnp.mean(scaled * normalized, inner, keepdims=True)
     grad_input = (scaled - jnp.mean(scaled, inner, keepdims=True) - normalized * projection) * rstd
-    grad_weight = jnp.sum(grad * normalized, outer).astype(input.dtype if weight is None else weight.dtype)
-    grad_bias = jnp.sum(grad, outer).astype(input.dtype if bias is None else bias.dtype)
+    grad_weight = leading_axes.total(grad * normalized, outer).astype(input.dtype if weight is None else weight.dtype)
+    grad_bias = leading_axes.total(grad, outer).astype(input.dtype if bias is None else bias.dtype)
     return (
         materialized(grad_input.astype(input.dtype)) if output_mask[0] else None,
         grad_weight if output_mask[1] and weight is not None else None,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from xlatrainer.backend.dtypes import compute_dtype, from_numpy, to_numpy
+from xlatrainer.backend.lowerings.fusion import materialized
 from xlatrainer.backend.lowerings.registry import lowering
 
 
@@ -20,7 +21,8 @@ def _biased(gates, bias):
 
 
 def _as(dtype, *arrays):
-    return tuple(array.astype(dtype) for array in arrays)
+    """In memory on the CPU: a step's state would be computed again from those of all steps before it."""
+    return materialized(*(array.astype(dtype) for array in arrays))
 
 
 @lowering("_thnn_fused_lstm_cell")
