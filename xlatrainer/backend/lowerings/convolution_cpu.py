@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xlatrainer.backend.lowerings import arithmetic
 from xlatrainer.backend.lowerings.windows import at_offset, padded_for, spread_from, windows_of
 
 __all__ = ["forward", "in_order", "input_gradient", "weight_gradient"]
@@ -97,8 +98,8 @@ def _rows(matrix, places):
         index = lax.index_in_dim(table, number, keepdims=False)
         rows = lax.gather(matrix, lax.expand_dims(index, (1,)), numbers, (1, matrix.shape[1]), mode="clip")
         if (positions >= matrix.shape[0]).any():
-            inside = lax.lt(index, lax.full_like(index, matrix.shape[0]))
-            rows = lax.select(lax.broadcast_in_dim(inside, rows.shape, (0,)), rows, lax.full_like(rows, 0))
+            inside = arithmetic.less(index, matrix.shape[0])
+            rows = arithmetic.where(lax.expand_dims(inside, (1,)), rows, 0)
         yield rows
 
 

@@ -21,7 +21,7 @@ def lowered_for() -> str | None:
 def on_cpu_or_else(cpu: Callable[..., Any], default: Callable[..., Any], *arrays: Any) -> Any:
     """`cpu(*arrays)` in programs for the CPU, `default(*arrays)` in those for other platforms.
 
-    Where no platform is known, as when only shapes are asked for, JAX keeps both until it is: a hundred of those take it
+    Where no platform is known, as when only shapes are asked for, JAX keeps both until it is: a hundred of those take
     half of the time of a lowering.
     """
     platform = lowered_for()
