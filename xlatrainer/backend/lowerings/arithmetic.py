@@ -4,7 +4,8 @@ An operator of `jax.numpy`, `+` of arrays included, is a compiled function of it
 promotes its operands, and is then copied into the program. That takes several times what the operator of `jax.lax` in
 it takes. The functions here record the same for operands that were promoted already.
 
-Operands are arrays of one dtype, of shapes that broadcast, or numbers of Python, which take that dtype.
+Operands are arrays of one dtype, of shapes that broadcast, or numbers of Python, which take that dtype; one of them at
+least is an array.
 
 May import: jax, numpy.
 """
@@ -67,5 +68,7 @@ def _with_shape(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def converted(array: Any, dtype: Any) -> Any:
-    """`array` in another dtype, if it has not that one."""
-    return array if array.dtype == dtype and not array.weak_type else lax.convert_element_type(array, dtype)
+    """`array` in a dtype, as it is if it has that."""
+    if isinstance(array, jax.Array) and array.dtype == dtype and not array.weak_type:
+        return array
+    return lax.convert_element_type(array, dtype)

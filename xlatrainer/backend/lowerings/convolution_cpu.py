@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from xlatrainer.backend.lowerings import arithmetic
+from xlatrainer.backend.lowerings.fusion import channels_moved
 from xlatrainer.backend.lowerings.windows import at_offset, padded_for, spread_from, windows_of
 
 __all__ = ["forward", "in_order", "input_gradient", "weight_gradient"]
@@ -44,13 +45,14 @@ def _by_channel(weight, geometry):
 
 def _pixels(array):
     """N x C x spatial to N * spatial x C, in memory."""
-    return lax.optimization_barrier(jnp.moveaxis(array, 1, -1).reshape(-1, array.shape[1]))
+    return lax.optimization_barrier(channels_moved(array, 1, array.ndim - 1).reshape(-1, array.shape[1]))
 
 
 def _images(pixels, batch, spatial):
     """The inverse of `_pixels`, of a matrix that is then in memory."""
     pixels = lax.optimization_barrier(pixels)
-    return jnp.moveaxis(pixels.reshape(batch, *spatial, pixels.shape[1]), -1, 1)
+    images = pixels.reshape(batch, *spatial, pixels.shape[1])
+    return channels_moved(images, images.ndim - 1, 1)
 
 
 def _flat(places, sizes, outside):
@@ -99,7 +101,7 @@ def _rows(matrix, places):
         rows = lax.gather(matrix, lax.expand_dims(index, (1,)), numbers, (1, matrix.shape[1]), mode="clip")
         if (positions >= matrix.shape[0]).any():
             inside = arithmetic.less(index, matrix.shape[0])
-            rows = arithmetic.where(lax.expand_dims(inside, (1,)), rows, 0)
+            rows = arithmetic.where(lax.broadcast_in_dim(inside, rows.shape, (0,)), rows, 0)
         yield rows
 
 
@@ -177,7 +179,7 @@ def forward(input, weight, geometry):
         unfolding = _Unfolding(windows, input.shape[0], input.shape[2:], input.shape[1], weight.shape[0])
         columns, matrix = unfolding.unfold(_pixels(input)), unfolding.matrix(weight)
         few = positions <= FEW_POSITIONS
-        out = lax.optimization_barrier(matrix @ columns.T).T if few else columns @ matrix.T
+        out = lax.optimization_barrier(lax.dot(matrix, columns.T)).T if few else lax.dot(columns, matrix.T)
         return _images(out, input.shape[0], windows.output)
     return None
 
@@ -198,7 +200,7 @@ def input_gradient(grad_output, weight, geometry, spatial):
         return lax.optimization_barrier(total)
     if taps <= MOST_TAPS and _unfolds(positions, channels, geometry, windows.kernel):
         unfolding = _Unfolding(windows, batch, spatial, channels, weight.shape[0])
-        return unfolding.fold(_pixels(grad_output) @ unfolding.matrix(weight))
+        return unfolding.fold(lax.dot(_pixels(grad_output), unfolding.matrix(weight)))
     return None
 
 
@@ -218,14 +220,14 @@ def weight_gradient(input, grad_output, geometry, kernel):
         unfolding = _Unfolding(windows, input.shape[0], input.shape[2:], input.shape[1], out_channels)
         # Together, or XLA would take the columns of the forward pass, and keep those of all layers in memory until now.
         grad, pixels = lax.optimization_barrier((_pixels(grad_output).T, _pixels(input)))
-        return unfolding.weight(grad @ unfolding.unfold(pixels), (out_channels, input.shape[1], *kernel))
+        return unfolding.weight(lax.dot(grad, unfolding.unfold(pixels)), (out_channels, input.shape[1], *kernel))
     return None
 
 
 def in_order(grad_input, grad_weight):
     """Both arrays behind one barrier; the first with its channels innermost, as it was computed."""
     matrix = grad_weight.reshape(grad_weight.shape[0], -1)
-    pixels = jnp.moveaxis(grad_input, 1, -1).reshape(-1, grad_input.shape[1])
-    pixels, matrix = lax.optimization_barrier((pixels, matrix))
-    images = pixels.reshape(grad_input.shape[0], *grad_input.shape[2:], grad_input.shape[1])
-    return jnp.moveaxis(images, -1, 1), matrix.reshape(grad_weight.shape)
+    images = channels_moved(grad_input, 1, grad_input.ndim - 1)
+    pixels, matrix = lax.optimization_barrier((images.reshape(-1, images.shape[-1]), matrix))
+    images = channels_moved(pixels.reshape(images.shape), images.ndim - 1, 1)
+    return images, matrix.reshape(grad_weight.shape)

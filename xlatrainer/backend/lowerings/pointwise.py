@@ -148,7 +148,7 @@ def addcdiv(self, tensor1, tensor2, value=1):
 @pointwise("lerp.Tensor", "lerp.Scalar")
 def lerp(self, end, weight):
     """Both forms of torch, so that weight 1 gives `end` exactly."""
-    way = arithmetic.sub(end, self)
+    weight, way = jnp.asarray(weight, self.dtype), arithmetic.sub(end, self)
     from_start = arithmetic.add(self, arithmetic.mul(weight, way))
     from_end = arithmetic.sub(end, arithmetic.mul(way, arithmetic.sub(1, weight)))
     return arithmetic.where(arithmetic.less(lax.abs(weight), 0.5), from_start, from_end)
