@@ -106,3 +106,18 @@ def test_one_switch_turns_them_off() -> None:
         assert functional.embedding(torch.tensor([9]).to("xla"), table).sum().item() == 4
     state.forget_programs()
     state.new_trace()
+
+
+def test_of_calls_that_are_alike_the_one_that_fails_is_named() -> None:
+    table = torch.zeros(5, 4, device="xla")
+    right, wrong = torch.tensor([1, 2]).to("xla"), torch.tensor([1, 9]).to("xla")
+    xla.sync()
+    total = functional.embedding(right, table)
+    total = total + _looked_up(wrong, table)
+    total = total + functional.embedding(right, table)
+    with pytest.raises(IndexError, match=r"index 9 out of range in self.*aten::embedding, recorded at .*in _looked_up"):
+        total.cpu()
+
+
+def _looked_up(index: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    return functional.embedding(index, table)

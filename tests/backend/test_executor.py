@@ -2,6 +2,7 @@
 
 import gc
 import resource
+from typing import Any
 
 import pytest
 import torch
@@ -262,6 +263,28 @@ def test_a_failing_lowering_names_the_operator_and_the_line() -> None:
     with pytest.raises(LostValueError, match="was lost"):
         (lost + 1).cpu()
     assert (source + 1).tolist() == [1.5] * 7
+
+
+def test_what_a_program_has_more_than_once_is_lowered_once() -> None:
+    source = torch.full((9,), 0.5, device="xla")
+    xla.sync()
+    found = find("aten::erfinv")
+    assert found is not None
+    function, calls = found.function, []
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return function(*args, **kwargs)
+
+    object.__setattr__(found, "function", counting)
+    try:
+        result = (source.erfinv() * 0.5).erfinv() - source.erfinv()
+        xla.sync()
+    finally:
+        object.__setattr__(found, "function", function)
+    assert len(calls) == 1
+    half = torch.full((9,), 0.5)
+    torch.testing.assert_close(result.cpu(), (half.erfinv() * 0.5).erfinv() - half.erfinv())
 
 
 def test_a_step_that_fails_to_compile_leaves_parameters_as_they_were() -> None:

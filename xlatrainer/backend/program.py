@@ -9,6 +9,7 @@ import contextlib
 import functools
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +25,7 @@ from xlatrainer.backend.dtypes import to_numpy
 from xlatrainer.backend.equal_numbers import EqualNumbers
 from xlatrainer.backend.garbage import collector_paused
 from xlatrainer.backend.host_memory import give_back_freed_memory
-from xlatrainer.backend.ir import Node, Spec, Trace
+from xlatrainer.backend.ir import Node, Operation, Spec, Trace
 from xlatrainer.backend.lowerings.checks import Check, collecting, first_failure
 from xlatrainer.backend.lowerings.partitioning import lowering_on
 from xlatrainer.backend.lowerings.platforms import lowered_for
@@ -447,7 +448,7 @@ def random_words(seed: int, offset: int) -> np.ndarray[Any, Any]:
 
 
 def _base_key(random: Any) -> Any:
-    """The JAX key that the keys of all draws come from, of `random_words`: its seed, in what is fastest on the platform.
+    """The JAX key that the keys of all draws come from, of the seed in `random_words`.
 
     XLA's own generator takes five times as long as threefry on the CPU (18 ms for a million numbers).
     """
@@ -487,6 +488,27 @@ def _reader(numbers: Any, firsts: Any) -> Callable[[int], Any]:
     return read if firsts is None else lambda index: read(int(firsts[index]))
 
 
+def _functions(nodes: list[Node], needed: set[int], on_several: bool) -> dict[Operation, Callable[..., Any]]:
+    """What each operation of the nodes computes: of its operands, numbers and random key the results and its checks.
+
+    Networks repeat themselves. What is in a program more than once is lowered once: JAX copies that from then on.
+    """
+
+    def function_of(operation: Operation) -> Callable[..., Any]:
+        def function(*arguments: Any) -> tuple[list[Any], list[Check]]:
+            with collecting(on_several) as found:
+                results = operation.lower(*arguments)  # type: ignore[misc]
+            return list(map(_held, results, operation.outputs)), found
+
+        return function
+
+    times = Counter(nodes[index].operation for index in needed)
+    return {
+        operation: function_of(operation) if count == 1 else jax.jit(function_of(operation), inline=True)
+        for operation, count in times.items()
+    }
+
+
 def lower_program(program: Graph, inputs: list[Any], floats: Any, ints: Any, random: Any) -> list[Any]:
     """The body of the program, node by node: its outputs, and the result of its checks if there are any.
 
@@ -497,6 +519,7 @@ def lower_program(program: Graph, inputs: list[Any], floats: Any, ints: Any, ran
     checking = config.get("check_indices") == "on"
     checks: list[Check] = []
     program.checks.clear()
+    functions = _functions(program.nodes, needed, program.home is not None)
     env: dict[int, Any] = {}
     leaves = iter(inputs)
     float_at = _reader(floats, program.equal and program.equal.floats)
@@ -516,14 +539,13 @@ def lower_program(program: Graph, inputs: list[Any], floats: Any, ints: Any, ran
             own_ints = [int_at(i) for i in range(num_ints, num_ints + operation.num_ints)]
             operands = [env[slot] for slot in node.operands]
             try:
-                with collecting(program.home is not None) as found, _scope(node):
-                    results = operation.lower(operands, own_floats, own_ints, key)
+                with _scope(node):
+                    results, found = functions[operation](operands, own_floats, own_ints, key)
             except Exception as error:
                 raise LoweringError(
                     f"{operation.name} could not be lowered: {error}\n  recorded at {node.line}"
                 ) from error
-            held = map(_held, results, operation.outputs)
-            env.update((first + i, result) for i, result in enumerate(held))
+            env.update((first + i, result) for i, result in enumerate(results))
             if checking:
                 checks += found
                 program.checks += [Failing(check.kind, check.message, index) for check in found]

@@ -11,6 +11,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ __all__ = ["FAILURE_SHAPE", "Check", "collecting", "first_failure", "holds", "in
 FAILURE_SHAPE = (2,)  # of what `first_failure` gives, int64
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=("failed", "value"), meta_fields=("kind", "message"))
 @dataclass(frozen=True)
 class Check:
     """One check of a program: `failed` is a 0-dim bool, `value` the first offending one (int64)."""

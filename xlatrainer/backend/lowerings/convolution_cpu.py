@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from xlatrainer.backend.lowerings import arithmetic
+from xlatrainer.backend.lowerings.fusion import channels_moved
 from xlatrainer.backend.lowerings.windows import at_offset, padded_for, spread_from, windows_of
 
 __all__ = ["forward", "in_order", "input_gradient", "weight_gradient"]
@@ -44,13 +46,14 @@ def _by_channel(weight, geometry):
 
 def _pixels(array):
     """N x C x spatial to N * spatial x C, in memory."""
-    return lax.optimization_barrier(jnp.moveaxis(array, 1, -1).reshape(-1, array.shape[1]))
+    return lax.optimization_barrier(channels_moved(array, 1, array.ndim - 1).reshape(-1, array.shape[1]))
 
 
 def _images(pixels, batch, spatial):
     """The inverse of `_pixels`, of a matrix that is then in memory."""
     pixels = lax.optimization_barrier(pixels)
-    return jnp.moveaxis(pixels.reshape(batch, *spatial, pixels.shape[1]), -1, 1)
+    images = pixels.reshape(batch, *spatial, pixels.shape[1])
+    return channels_moved(images, images.ndim - 1, 1)
 
 
 def _by_image(rows):
@@ -106,8 +109,8 @@ def _rows(matrix, batch, places):
         index = lax.expand_dims(lax.add(starts, lax.broadcast_in_dim(place, shape, (1,))), (2,))
         rows = lax.gather(matrix, index, numbers, (1, channels), mode="clip")
         if (positions >= size).any():
-            inside = lax.lt(place, lax.full_like(place, size))
-            rows = lax.select(lax.broadcast_in_dim(inside, rows.shape, (1,)), rows, lax.full_like(rows, 0))
+            inside = arithmetic.less(place, size)
+            rows = arithmetic.where(lax.broadcast_in_dim(inside, rows.shape, (1,)), rows, 0)
         yield rows
 
 
@@ -121,22 +124,26 @@ def _unfolds(batch, windows, channels, geometry):
 
 def _apart(array, groups):
     """N x C x spatial to groups * N x C/groups x spatial: the groups of channels are images of their own."""
+    if groups == 1:
+        return array
     batch, channels, *spatial = array.shape
     parts = array.reshape(batch, groups, channels // groups, *spatial)
-    return jnp.moveaxis(parts, 1, 0).reshape(groups * batch, channels // groups, *spatial)
+    return parts.swapaxes(0, 1).reshape(groups * batch, channels // groups, *spatial)
 
 
 def _together(array, groups):
     """The inverse of `_apart`."""
+    if groups == 1:
+        return array
     images, channels, *spatial = array.shape
-    parts = jnp.moveaxis(array.reshape(groups, images // groups, channels, *spatial), 0, 1)
+    parts = array.reshape(groups, images // groups, channels, *spatial).swapaxes(0, 1)
     return parts.reshape(images // groups, groups * channels, *spatial)
 
 
 def _by_group(left, right, groups):
     """Products of the matrices of each group, which lie one below the other in `left`, `right` and the result."""
     if groups == 1:
-        return left @ right
+        return lax.dot(left, right)
     product = left.reshape(groups, -1, left.shape[1]) @ right.reshape(groups, -1, right.shape[1])
     return product.reshape(-1, right.shape[1])
 
@@ -185,7 +192,8 @@ class _Unfolding:
         columns = lax.optimization_barrier(columns.reshape(-1, self.channels))
         places = _windows_of_pixels(self.windows, self.spatial) * self.taps + np.arange(self.taps)
         folded = _by_image(functools.reduce(lax.add, _rows(columns, self.batch, places.T)))
-        return jnp.moveaxis(folded.reshape(self.batch, *self.spatial, self.channels), -1, 1)
+        images = folded.reshape(self.batch, *self.spatial, self.channels)
+        return channels_moved(images, images.ndim - 1, 1)
 
     def matrix(self, weight):
         """O x C x kernel to O x columns."""
@@ -217,12 +225,10 @@ def forward(input, weight, geometry):
         input = _apart(input, groups)
         unfolding = _Unfolding(windows, input.shape[0], input.shape[2:], input.shape[1], weight.shape[0] // groups)
         columns, matrix = unfolding.unfold(_pixels(input)), unfolding.matrix(weight)
-        few = groups == 1 and positions <= FEW_POSITIONS
-        out = (
-            lax.optimization_barrier(matrix @ columns.T).T
-            if few
-            else _by_group(columns, _transposed(matrix, groups), groups)
-        )
+        if groups == 1 and positions <= FEW_POSITIONS:
+            out = lax.optimization_barrier(lax.dot(matrix, columns.T)).T
+        else:
+            out = _by_group(columns, _transposed(matrix, groups), groups)
         return _together(_images(out, input.shape[0], windows.output), groups)
     return None
 
@@ -272,7 +278,7 @@ def weight_gradient(input, grad_output, geometry, kernel):
 def in_order(grad_input, grad_weight):
     """Both arrays behind one barrier; the first with its channels innermost, as it was computed."""
     matrix = grad_weight.reshape(grad_weight.shape[0], -1)
-    pixels = jnp.moveaxis(grad_input, 1, -1).reshape(-1, grad_input.shape[1])
-    pixels, matrix = lax.optimization_barrier((pixels, matrix))
-    images = pixels.reshape(grad_input.shape[0], *grad_input.shape[2:], grad_input.shape[1])
-    return jnp.moveaxis(images, -1, 1), matrix.reshape(grad_weight.shape)
+    images = channels_moved(grad_input, 1, grad_input.ndim - 1)
+    pixels, matrix = lax.optimization_barrier((images.reshape(-1, images.shape[-1]), matrix))
+    images = channels_moved(pixels.reshape(images.shape), images.ndim - 1, 1)
+    return images, matrix.reshape(grad_weight.shape)

@@ -5,12 +5,11 @@ May import: platforms, jax.
 
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 
 from xlatrainer.backend.lowerings.platforms import on_cpu_or_else
 
-__all__ = ["materialized", "materialized_images"]
+__all__ = ["channels_moved", "materialized", "materialized_images"]
 
 
 def materialized(*arrays: Any) -> Any:
@@ -34,9 +33,15 @@ def materialized_images(array: Any, channels: int = 1) -> Any:
     """
     if not 0 <= channels < array.ndim or array.shape[channels] < FEW_CHANNELS:
         return materialized(array)
-    inner = jnp.moveaxis(array, channels, -1)
+    inner = channels_moved(array, channels, array.ndim - 1)
     matrix = materialized(inner.reshape(-1, array.shape[channels]))
-    return jnp.moveaxis(matrix.reshape(inner.shape), -1, channels)
+    return channels_moved(matrix.reshape(inner.shape), array.ndim - 1, channels)
+
+
+def channels_moved(array: Any, dim: int, to: int) -> Any:
+    """`array` with its dim `dim` as dim `to`; the others stay in order."""
+    order = [other for other in range(array.ndim) if other != dim]
+    return lax.transpose(array, [*order[:to], dim, *order[to:]])
 
 
 def _barrier(*arrays: Any) -> tuple[Any, ...]:

@@ -3,9 +3,11 @@
 import math
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from xlatrainer.backend.lowerings import leading_axes
+from xlatrainer.backend.lowerings.arithmetic import add, converted, mul, sub
 from xlatrainer.backend.lowerings.fusion import materialized
 from xlatrainer.backend.lowerings.registry import lowering
 
@@ -15,12 +17,13 @@ def _acc(array):
     return jnp.float32 if array.dtype in (jnp.float16, jnp.bfloat16) else array.dtype
 
 
-def _per_channel(vector, ndim):
-    return vector.reshape((1, -1) + (1,) * (ndim - 2))
+def _per_channel(vector, array):
+    """`vector` as an array of the shape of `array`, along its channels."""
+    return lax.broadcast_in_dim(vector, array.shape, (1,))
 
 
-def _channel_axes(array):
-    return tuple(axis for axis in range(array.ndim) if axis != 1)
+def _channel_sum(array):
+    return lax.reduce_sum(array, [axis for axis in range(array.ndim) if axis != 1])
 
 
 def _share(count, dtype):
@@ -28,7 +31,7 @@ def _share(count, dtype):
 
     XLA does not see the number: kernels that differ in it alone are one, which is compiled once.
     """
-    return materialized(jnp.asarray(1 / max(count, 1), dtype))
+    return materialized(np.asarray(1 / max(count, 1), dtype))
 
 
 # What is computed for each channel is written to memory here and there, lest XLA compute it within its readers in more
@@ -38,33 +41,32 @@ def _share(count, dtype):
 def _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps):
     """Output, the batch's mean and 1/std if training (else they are empty), and the new running statistics."""
     acc = _acc(input)
-    x = input.astype(acc)
-    axes = _channel_axes(input)
+    x = converted(input, acc)
     if training:
         count = input.size // max(input.shape[1], 1)
-        mean = materialized(jnp.sum(x, axes) * _share(count, acc))
-        centered = x - _per_channel(mean, x.ndim)
-        squares = jnp.sum(jnp.square(centered), axes)
-        invstd = lax.rsqrt(squares * _share(count, acc) + eps)
+        mean = materialized(mul(_channel_sum(x), _share(count, acc)))
+        centered = sub(x, _per_channel(mean, x))
+        squares = _channel_sum(lax.square(centered))
+        invstd = lax.rsqrt(add(mul(squares, _share(count, acc)), eps))
         if running_mean is not None:
-            unbiased = materialized(squares * _share(count - 1, acc))
+            unbiased = materialized(mul(squares, _share(count - 1, acc)))
             running_mean = _moved(running_mean, mean, momentum)
             running_var = _moved(running_var, unbiased, momentum)
     else:
-        mean, var = running_mean.astype(acc), running_var.astype(acc)
-        invstd = lax.rsqrt(var + eps)
-        centered = x - _per_channel(mean, x.ndim)
+        mean, var = converted(running_mean, acc), converted(running_var, acc)
+        invstd = lax.rsqrt(add(var, eps))
+        centered = sub(x, _per_channel(mean, x))
     saved = (mean, invstd) if training else (jnp.zeros(0, acc), jnp.zeros(0, acc))
-    scale = invstd if weight is None else invstd * weight.astype(acc)
-    out = centered * _per_channel(scale, x.ndim)
+    scale = invstd if weight is None else mul(invstd, converted(weight, acc))
+    out = mul(centered, _per_channel(scale, x))
     if bias is not None:
-        out = out + _per_channel(bias.astype(acc), x.ndim)
-    return out.astype(input.dtype), saved, running_mean, running_var
+        out = add(out, _per_channel(converted(bias, acc), x))
+    return converted(out, input.dtype), saved, running_mean, running_var
 
 
 def _moved(running, new, momentum):
-    momentum = momentum.astype(running.dtype)
-    return running * (1 - momentum) + new.astype(running.dtype) * momentum
+    momentum = converted(momentum, running.dtype)
+    return add(mul(running, sub(1, momentum)), mul(converted(new, running.dtype), momentum))
 
 
 @lowering("native_batch_norm", static=("eps",), mutates=("running_mean", "running_var"))
@@ -106,27 +108,27 @@ def native_batch_norm_backward(
     grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
 ):
     acc = _acc(input)
-    axes = _channel_axes(input)
-    grad, x = grad_out.astype(acc), input.astype(acc)
-    mean, invstd = save_mean, save_invstd
-    if not train:
-        mean, invstd = running_mean.astype(acc), lax.rsqrt(running_var.astype(acc) + eps)
+    grad, x = converted(grad_out, acc), converted(input, acc)
+    if train:
+        mean, invstd = converted(save_mean, acc), converted(save_invstd, acc)
+    else:
+        mean, invstd = converted(running_mean, acc), lax.rsqrt(add(converted(running_var, acc), eps))
     # One after the other, or XLA centers in the forward pass already and keeps that of all layers until now.
-    grad_bias, mean = materialized(jnp.sum(grad, axes), mean)
-    centered = x - _per_channel(mean, x.ndim)
-    grad_weight = materialized(jnp.sum(grad * centered, axes) * invstd)
-    scale = invstd if weight is None else invstd * weight.astype(acc)
+    grad_bias, mean = materialized(_channel_sum(grad), mean)
+    centered = sub(x, _per_channel(mean, x))
+    grad_weight = materialized(mul(_channel_sum(mul(grad, centered)), invstd))
+    scale = invstd if weight is None else mul(invstd, converted(weight, acc))
     if train:
         share = _share(input.size // max(input.shape[1], 1), acc)
-        mean_grad, along = materialized(grad_bias * share, grad_weight * share)
-        grad = grad - _per_channel(mean_grad, x.ndim) - centered * _per_channel(along * invstd, x.ndim)
-    grad_input = grad * _per_channel(scale, x.ndim)
+        mean_grad, along = materialized(mul(grad_bias, share), mul(grad_weight, share))
+        grad = sub(sub(grad, _per_channel(mean_grad, x)), mul(centered, _per_channel(mul(along, invstd), x)))
+    grad_input = mul(grad, _per_channel(scale, x))
     kind = input.dtype if weight is None else weight.dtype
     # torch's shape inference counts on the gradient of the input always; XLA drops what nobody reads.
     return (
-        grad_input.astype(input.dtype),
-        grad_weight.astype(kind) if output_mask[1] else None,
-        grad_bias.astype(kind) if output_mask[2] else None,
+        converted(grad_input, input.dtype),
+        converted(grad_weight, kind) if output_mask[1] else None,
+        converted(grad_bias, kind) if output_mask[2] else None,
     )
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from xlatrainer.backend.lowerings import arithmetic
 from xlatrainer.backend.lowerings.checks import holds
 from xlatrainer.backend.lowerings.fusion import materialized_images
 from xlatrainer.backend.lowerings.registry import lowering, pointwise
@@ -27,7 +29,7 @@ def _is_integral(array):
 
 def _scaled(array, factor):
     """`factor * array`; the factor 1 that a schema has as its default costs nothing."""
-    return array if isinstance(factor, int) and factor == 1 else array * factor
+    return array if isinstance(factor, int) and factor == 1 else arithmetic.mul(array, factor)
 
 
 # arithmetic
@@ -35,27 +37,27 @@ def _scaled(array, factor):
 
 @pointwise("add.Tensor", "add.Scalar")
 def add(self, other, alpha=1):
-    return jnp.logical_or(self, other) if _is_bool(self) else self + _scaled(other, alpha)
+    return jnp.logical_or(self, other) if _is_bool(self) else arithmetic.add(self, _scaled(other, alpha))
 
 
 @pointwise("sub.Tensor", "sub.Scalar")
 def sub(self, other, alpha=1):
-    return self - _scaled(other, alpha)
+    return arithmetic.sub(self, _scaled(other, alpha))
 
 
 @pointwise("rsub.Tensor", "rsub.Scalar")
 def rsub(self, other, alpha=1):
-    return other - _scaled(self, alpha)
+    return arithmetic.sub(other, _scaled(self, alpha))
 
 
 @pointwise("mul.Tensor", "mul.Scalar")
 def mul(self, other):
-    return jnp.logical_and(self, other) if _is_bool(self) else self * other
+    return jnp.logical_and(self, other) if _is_bool(self) else arithmetic.mul(self, other)
 
 
 @pointwise("div.Tensor", "div.Scalar", to="float")
 def div(self, other):
-    return self / other
+    return arithmetic.div(self, other)
 
 
 @pointwise("div.Tensor_mode", "div.Scalar_mode", to="operands")
@@ -135,23 +137,26 @@ def pow_scalar(self, exponent):
 
 @pointwise("addcmul")
 def addcmul(self, tensor1, tensor2, value=1):
-    return self + _scaled(tensor1 * tensor2, value)
+    return arithmetic.add(self, _scaled(arithmetic.mul(tensor1, tensor2), value))
 
 
 @pointwise("addcdiv")
 def addcdiv(self, tensor1, tensor2, value=1):
-    return self + _scaled(tensor1 / tensor2, value)
+    return arithmetic.add(self, _scaled(arithmetic.div(tensor1, tensor2), value))
 
 
 @pointwise("lerp.Tensor", "lerp.Scalar")
 def lerp(self, end, weight):
     """Both forms of torch, so that weight 1 gives `end` exactly."""
-    return jnp.where(jnp.abs(weight) < 0.5, self + weight * (end - self), end - (end - self) * (1 - weight))
+    weight, way = jnp.asarray(weight, self.dtype), arithmetic.sub(end, self)
+    from_start = arithmetic.add(self, arithmetic.mul(weight, way))
+    from_end = arithmetic.sub(end, arithmetic.mul(way, arithmetic.sub(1, weight)))
+    return arithmetic.where(arithmetic.less(lax.abs(weight), 0.5), from_start, from_end)
 
 
 @pointwise("neg")
 def neg(self):
-    return -self
+    return lax.neg(self)
 
 
 @pointwise("abs", to="operands")
@@ -234,25 +239,25 @@ _FLOAT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "asinh": jnp.arcsinh,
     "atan": jnp.arctan,
     "atanh": jnp.arctanh,
-    "cos": jnp.cos,
+    "cos": lax.cos,
     "cosh": jnp.cosh,
     "deg2rad": jnp.deg2rad,
     "erf": lax.erf,
     "erfc": lax.erfc,
     "erfinv": _erfinv,
-    "exp": jnp.exp,
+    "exp": lax.exp,
     "exp2": jnp.exp2,
-    "expm1": jnp.expm1,
+    "expm1": lax.expm1,
     "i0": jax.scipy.special.i0,
     "lgamma": jax.scipy.special.gammaln,
-    "log": jnp.log,
+    "log": lax.log,
     "log10": jnp.log10,
-    "log1p": jnp.log1p,
+    "log1p": lax.log1p,
     "log2": jnp.log2,
     "rad2deg": jnp.rad2deg,
     "rsqrt": lax.rsqrt,
     "sigmoid": jax.nn.sigmoid,
-    "sin": jnp.sin,
+    "sin": lax.sin,
     "sinc": jnp.sinc,
     "sinh": jnp.sinh,
     "special_entr": jax.scipy.special.entr,
@@ -261,9 +266,9 @@ _FLOAT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "special_i1e": jax.scipy.special.i1e,
     "special_ndtri": jax.scipy.special.ndtri,
     "special_log_ndtr": jax.scipy.special.log_ndtr,
-    "sqrt": jnp.sqrt,
-    "tan": jnp.tan,
-    "tanh": jnp.tanh,
+    "sqrt": lax.sqrt,
+    "tan": lax.tan,
+    "tanh": lax.tanh,
 }
 for _name, _function in _FLOAT_FUNCTIONS.items():
     pointwise(_name, to="float")(_function)
@@ -342,7 +347,7 @@ def _feature_maps(array):
 
 @pointwise("relu")
 def relu(self):
-    return _feature_maps(jnp.maximum(self, jnp.zeros((), jnp.result_type(self))))
+    return _feature_maps(lax.max(self, np.zeros((), self.dtype)))
 
 
 @pointwise("threshold")
@@ -352,7 +357,7 @@ def threshold(self, threshold, value):
 
 @pointwise("threshold_backward", to="result", static=("threshold",))
 def threshold_backward(grad_output, self, threshold):
-    return _feature_maps(jnp.where(self <= threshold, jnp.zeros((), grad_output.dtype), grad_output))
+    return _feature_maps(arithmetic.where(arithmetic.less_equal(self, threshold), 0, grad_output))
 
 
 @pointwise("leaky_relu")

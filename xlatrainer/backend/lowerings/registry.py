@@ -22,6 +22,7 @@ import torch
 
 from xlatrainer.backend.dtypes import Operand, compute_dtype, number_dtype, result_type, to_numpy
 from xlatrainer.backend.dtypes import from_numpy as torch_dtype
+from xlatrainer.backend.lowerings.arithmetic import converted
 
 __all__ = ["Lowering", "Number", "find", "foreign", "lowering", "pointwise", "registered", "resolve"]
 
@@ -171,10 +172,10 @@ def _promoted(function: Callable[..., Any], overload: Any, to: str) -> Callable[
 
         def convert(arg: Any) -> Any:
             array = arg.array if isinstance(arg, Number) else arg
-            return jax.lax.convert_element_type(array, dtype) if isinstance(array, jax.Array) else array
+            return converted(array, dtype) if isinstance(array, jax.Array) else array
 
         result = function(*map(convert, args), **{name: convert(arg) for name, arg in kwargs.items()})
-        return jax.lax.convert_element_type(result, to_numpy(out))
+        return converted(result, to_numpy(out))
 
     call.__module__ = function.__module__
     call.__qualname__ = getattr(function, "__qualname__", repr(function))
