@@ -57,4 +57,4 @@ def test_gradients_of_convolutions_take_their_places_as_one_table() -> None:
 
     bodies = fusions(gradient, (8, 64, 4, 4), (64, 64, 3, 3))
     (fold,) = (body for body in bodies if body.count(" gather(") == 9)
-    assert fold.count(" parameter(") == 2
+    assert fold.count(" parameter(") == 3  # the columns, the table, and where each image starts
