@@ -1,13 +1,11 @@
 """Sums and maxima over leading axes, on the CPU: the gradients of what is added to each row of a batch are such sums.
 
-    python benchmarks/reduction.py
+    python -m benchmarks.reduction
 
 Prints for each shape the milliseconds of torch eager, of XLA as it chooses, and of `lowerings/leading_axes.py`.
 Medians; run it on a quiet machine.
 """
 
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,20 +14,11 @@ import jax
 import numpy as np
 import torch
 
+from benchmarks.matmul import milliseconds
 from xlatrainer.backend import runtime
 from xlatrainer.backend.lowerings import leading_axes
 
 SHAPES = ((8, 128, 256), (8, 1024, 768), (64, 197, 192), (16, 16384), (64, 32768), (500, 32768), (1000, 1000))
-
-
-def milliseconds(run: Callable[[], Any], repeats: int = 15) -> float:
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e3
 
 
 def compiled(function: Callable[..., Any], array: np.ndarray) -> float:
