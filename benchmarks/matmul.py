@@ -38,17 +38,19 @@ def milliseconds(run: Callable[[], Any], repeats: int = 30) -> float:
     return statistics.median(times) * 1e3
 
 
-def ours(function: Callable[..., Any], *arrays: np.ndarray) -> float:
+def compiled(function: Callable[..., Any], *arrays: np.ndarray) -> float:
     given = [jax.device_put(array) for array in arrays]
-    compiled = jax.jit(function).lower(*given).compile(compiler_options=runtime.compiler_options())
+    program = jax.jit(function).lower(*given).compile(compiler_options=runtime.compiler_options())
     with runtime.undisturbed():
-        return milliseconds(lambda: jax.block_until_ready(compiled(*given)))
+        return milliseconds(lambda: jax.block_until_ready(program(*given)))
 
 
 def weight_gradient(grad: torch.Tensor, rows: torch.Tensor) -> str:
     arrays = grad.numpy(), rows.numpy()
     eager = milliseconds(lambda: grad.t() @ rows)
-    return f"torch {eager:.2f}  XLA {ours(lambda a, b: a.T @ b, *arrays):.2f}  ours {ours(_weight, *arrays):.2f}"
+    return (
+        f"torch {eager:.2f}  XLA {compiled(lambda a, b: a.T @ b, *arrays):.2f}  ours {compiled(_weight, *arrays):.2f}"
+    )
 
 
 def _weight(grad: jax.Array, rows: jax.Array) -> jax.Array:
@@ -68,7 +70,7 @@ def attention(shape: tuple[int, ...]) -> str:
         torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=True).backward(grad)
 
     arrays = [tensor.detach().numpy() for tensor in tensors]
-    return f"torch {milliseconds(eager):.2f}  ours {ours(_attention, *arrays, grad.numpy()):.2f}"
+    return f"torch {milliseconds(eager):.2f}  ours {compiled(_attention, *arrays, grad.numpy()):.2f}"
 
 
 def main() -> None:

@@ -10,23 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
-import numpy as np
 import torch
 
-from benchmarks.matmul import milliseconds
-from xlatrainer.backend import runtime
+from benchmarks.matmul import compiled, milliseconds
 from xlatrainer.backend.lowerings import leading_axes
 
 SHAPES = ((8, 128, 256), (8, 1024, 768), (64, 197, 192), (16, 16384), (64, 32768), (500, 32768), (1000, 1000))
-
-
-def compiled(function: Callable[..., Any], array: np.ndarray) -> float:
-    with jax.default_device(runtime.default_device()):
-        given = jax.device_put(array)
-        program = jax.jit(function).lower(given).compile(compiler_options=runtime.compiler_options())
-        with runtime.undisturbed():
-            return milliseconds(lambda: jax.block_until_ready(program(given)))
 
 
 FORMS: dict[str, tuple[Callable[..., Any], ...]] = {

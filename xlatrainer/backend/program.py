@@ -494,19 +494,20 @@ def _functions(nodes: list[Node], needed: set[int], on_several: bool) -> dict[Op
     Networks repeat themselves. What is in a program more than once is lowered once: JAX copies that from then on.
     """
 
-    def function_of(operation: Operation) -> Callable[..., Any]:
+    def with_checks(lower: Callable[..., Any], outputs: Sequence[Spec]) -> Callable[..., Any]:
         def function(*arguments: Any) -> tuple[list[Any], list[Check]]:
             with collecting(on_several) as found:
-                results = operation.lower(*arguments)  # type: ignore[misc]
-            return list(map(_held, results, operation.outputs)), found
+                results = lower(*arguments)
+            return list(map(_held, results, outputs)), found
 
         return function
 
-    times = Counter(nodes[index].operation for index in needed)
-    return {
-        operation: function_of(operation) if count == 1 else jax.jit(function_of(operation), inline=True)
-        for operation, count in times.items()
-    }
+    functions = {}
+    for operation, count in Counter(nodes[index].operation for index in needed).items():
+        if operation.lower is not None:  # that of a leaf, which is given
+            function = with_checks(operation.lower, operation.outputs)
+            functions[operation] = function if count == 1 else jax.jit(function, inline=True)
+    return functions
 
 
 def lower_program(program: Graph, inputs: list[Any], floats: Any, ints: Any, random: Any) -> list[Any]:

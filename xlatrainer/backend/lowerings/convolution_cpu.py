@@ -51,8 +51,11 @@ def _pixels(array):
 
 def _images(pixels, batch, spatial):
     """The inverse of `_pixels`, of a matrix that is then in memory."""
-    pixels = lax.optimization_barrier(pixels)
-    images = pixels.reshape(batch, *spatial, pixels.shape[1])
+    return _channels_second(lax.optimization_barrier(pixels), batch, spatial, pixels.shape[1])
+
+
+def _channels_second(pixels, batch, spatial, channels):
+    images = pixels.reshape(batch, *spatial, channels)
     return channels_moved(images, images.ndim - 1, 1)
 
 
@@ -142,7 +145,7 @@ def _together(array, groups):
 
 def _by_group(left, right, groups):
     """Products of the matrices of each group, which lie one below the other in `left`, `right` and the result."""
-    if groups == 1:
+    if groups == 1:  # the plain product of most convolutions
         return lax.dot(left, right)
     product = left.reshape(groups, -1, left.shape[1]) @ right.reshape(groups, -1, right.shape[1])
     return product.reshape(-1, right.shape[1])
@@ -192,8 +195,7 @@ class _Unfolding:
         columns = lax.optimization_barrier(columns.reshape(-1, self.channels))
         places = _windows_of_pixels(self.windows, self.spatial) * self.taps + np.arange(self.taps)
         folded = _by_image(functools.reduce(lax.add, _rows(columns, self.batch, places.T)))
-        images = folded.reshape(self.batch, *self.spatial, self.channels)
-        return channels_moved(images, images.ndim - 1, 1)
+        return _channels_second(folded, self.batch, self.spatial, self.channels)
 
     def matrix(self, weight):
         """O x C x kernel to O x columns."""
