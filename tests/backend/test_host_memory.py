@@ -24,6 +24,18 @@ for _ in range(40):
 print(min(faults))  # others in the process (a compiler's thread, the collector) may ask for memory now and then
 """
 
+LARGE_BLOCK = """
+import ctypes
+import torch, xlatrainer as xla
+torch.ones(1, device="xla").sum().item()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
+libc.malloc.argtypes, libc.free.argtypes, libc.sbrk.argtypes = [ctypes.c_size_t], [ctypes.c_void_p], [ctypes.c_ssize_t]
+before = libc.sbrk(0)
+libc.free(libc.malloc(5 * 2**29))  # nobody writes to it: no memory is taken
+print(libc.sbrk(0) - before)
+"""
+
 
 def page_faults(setting: str) -> int:
     environment = {**os.environ, "XLATRAINER_KEEP_MEMORY": setting}
@@ -39,6 +51,13 @@ def test_the_next_run_finds_the_memory_of_the_one_before() -> None:
     kept, returned = page_faults("on"), page_faults("off")
     assert kept < 100  # pages of 4 KiB
     assert returned > 500
+
+
+@pytest.mark.multiprocess
+@pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
+def test_more_than_two_gigabytes_are_kept_too() -> None:
+    done = subprocess.run([sys.executable, "-c", LARGE_BLOCK], check=True, capture_output=True, text=True, timeout=300)
+    assert int(done.stdout) > 2**31
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a call of glibc")

@@ -23,7 +23,7 @@ __all__ = ["give_back_freed_memory", "keep_freed_memory"]
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
 _M_ARENA_MAX = -8
-_NEVER = 2**31 - 1
+_NEVER = -1  # the largest number would still be 2 GB
 
 
 def keep_freed_memory() -> bool:
