@@ -32,6 +32,11 @@ SHAPES = [
     ((32, 16, 32, 32), (32, 16, 3, 3), 1, 1, 1),
     ((8, 64, 28, 28), (64, 64, 3, 3), 1, 1, 1),
     ((8, 64, 56, 56), (64, 64, 3, 3), 1, 1, 1),
+    ((4, 3, 224, 224), (64, 3, 7, 7), 2, 3, 1),
+    ((4, 32, 64, 64), (32, 32, 3, 3), 1, 1, 1),
+    ((4, 256, 56, 56), (256, 256, 3, 3), 1, 1, 1),
+    ((16, 32, 56, 56), (32, 8, 3, 3), 1, 1, 4),
+    ((2, 64, 8, 28, 28), (64, 64, 3, 3, 3), 1, 1, 1),
     ((8, 96, 28, 28), (96, 1, 3, 3), 1, 1, 96),
 ]
 
@@ -63,9 +68,11 @@ def ours(function: str, arguments: tuple[Any, Any], rest: tuple[Any, ...], modul
 def main() -> None:
     print(f"{'input':20}{'weight':18}{'':16}{'XLA':>9}{'ours':>9}{'torch':>9}")
     for x_shape, w_shape, stride, padding, groups in SHAPES:
-        geometry = Geometry((stride,) * 2, (padding,) * 2, (1, 1), groups)
+        rank = len(w_shape) - 2
+        convolve = {2: functional.conv2d, 3: functional.conv3d}[rank]
+        geometry = Geometry((stride,) * rank, (padding,) * rank, (1,) * rank, groups)
         inputs, weight = torch.randn(x_shape, requires_grad=True), torch.randn(w_shape, requires_grad=True)
-        output = functional.conv2d(inputs, weight, None, *geometry)
+        output = convolve(inputs, weight, None, *geometry)
         grad = torch.randn_like(output)
         x, w, g = (jnp.asarray(t.detach().numpy()) for t in (inputs, weight, grad))
 
@@ -77,7 +84,7 @@ def main() -> None:
                 "forward",
                 (x, w),
                 (geometry,),
-                lambda i=inputs, w=weight, g=geometry: functional.conv2d(i, w, None, *g).detach().numpy(),
+                lambda c=convolve, i=inputs, w=weight, g=geometry: c(i, w, None, *g).detach().numpy(),
             ),
             ("input_gradient", (g, w), (geometry, x_shape[2:]), lambda i=inputs, f=gradient: f(i)),
             ("weight_gradient", (x, g), (geometry, w_shape[2:]), lambda w=weight, f=gradient: f(w)),

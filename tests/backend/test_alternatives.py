@@ -11,7 +11,7 @@ import torch
 
 from tests.backend.opinfo_database import OPERATORS, OpInfo, full_name
 from tests.backend.opinfo_samples import check, exclusions
-from xlatrainer.backend.lowerings import attention, convolution_cpu, fusion, leading_axes, platforms
+from xlatrainer.backend.lowerings import attention, convolution_cpu, convolution_spans, fusion, leading_axes, platforms
 from xlatrainer.backend.state import state
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # samples come with warnings of torch's own
@@ -42,6 +42,14 @@ def _constants(module: Any, **values: Any) -> Patch:
     return patch
 
 
+def _patches(*patches: Patch) -> Patch:
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        for each in patches:
+            each(monkeypatch)
+
+    return patch
+
+
 def _none(*args: Any, **kwargs: Any) -> None:
     return None
 
@@ -59,6 +67,12 @@ ALTERNATIVES: dict[str, tuple[Patch, list[str]]] = {
     ),
     "unfolded convolution, rows": (_constants(convolution_cpu, FEW_POSITIONS=_NONE, **_UNFOLDED), _CONVOLUTIONS),
     "unfolded convolution, columns": (_constants(convolution_cpu, FEW_POSITIONS=_EVERY, **_UNFOLDED), _CONVOLUTIONS),
+    "unfolded convolution, in spans": (
+        _patches(
+            _constants(convolution_cpu, MOST_COLUMNS=_NONE), _constants(convolution_spans, FEW_CHANNELS=1, AT_ONCE=50)
+        ),
+        _CONVOLUTIONS,
+    ),
     "convolution without sums over taps": (_constants(convolution_cpu, MOST_TAPS=_NONE), _CONVOLUTIONS),
     "attention at once": (_constants(attention, _LONG=_EVERY), _ATTENTION),
     "attention in blocks": (_constants(attention, _LONG=1, _AT_ONCE=1), _ATTENTION),

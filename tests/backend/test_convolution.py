@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from xlatrainer.backend.lowerings import convolution, convolution_cpu
+from xlatrainer.backend.lowerings import convolution, convolution_cpu, convolution_spans
 from xlatrainer.backend.lowerings.convolution import Geometry
 from xlatrainer.backend.runtime import compiler_options
 
@@ -46,9 +46,9 @@ def _call(function: Any, rest: tuple[Any, ...], first: Any, second: Any) -> Any:
     return function(first, second, *rest)
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
-def test_all_forms_agree(name: str) -> None:
-    batch, channels, out_channels, spatial, kernel, geometry = CASES[name]
+def calls_of(case: Any) -> dict[str, tuple[tuple[Any, ...], Any]]:
+    """The arguments of each function, with torch's result."""
+    batch, channels, out_channels, spatial, kernel, geometry = case
     inputs = torch.randn(batch, channels, *spatial, requires_grad=True)
     weight = torch.randn(out_channels, channels // geometry.groups, *kernel, requires_grad=True)
     expected = TORCH[len(spatial)](inputs, weight, None, *geometry)
@@ -56,19 +56,23 @@ def test_all_forms_agree(name: str) -> None:
     grad_input, grad_weight = torch.autograd.grad(expected, (inputs, weight), grad)
 
     x, w, g = (jnp.asarray(t.detach().numpy()) for t in (inputs, weight, grad))
-    calls = {
-        "forward": ((x, w, geometry), expected),
-        "input_gradient": ((g, w, geometry, spatial), grad_input),
-        "weight_gradient": ((x, g, geometry, kernel), grad_weight),
+    return {
+        "forward": ((x, w, geometry), expected.detach().numpy()),
+        "input_gradient": ((g, w, geometry, spatial), grad_input.numpy()),
+        "weight_gradient": ((x, g, geometry, kernel), grad_weight.numpy()),
     }
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_all_forms_agree(name: str) -> None:
     forms = 0
-    for function, (arguments, right) in calls.items():
+    for function, (arguments, right) in calls_of(CASES[name]).items():
         for module in (convolution, convolution_cpu):
             first, second, *rest = arguments
             form = partial(_call, getattr(module, function), tuple(rest))
             result = jax.jit(form)(first, second)
             if result is not None:
-                np.testing.assert_allclose(np.asarray(result), right.detach().numpy(), rtol=1e-4, atol=1e-4)
+                np.testing.assert_allclose(np.asarray(result), right, rtol=1e-4, atol=1e-4)
                 forms += 1
     assert forms >= 3
 
@@ -118,12 +122,60 @@ def test_the_places_of_windows_are_those_of_one_image_whatever_the_batch() -> No
     assert lengths[1] < lengths[0] + starts + 1000
 
 
-def test_large_unfolded_windows_are_left_to_xla() -> None:
+@pytest.fixture(params=["images", "parts"])
+def in_spans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans of some images, or of a part of one, whatever the shape."""
+    monkeypatch.setattr(convolution_cpu, "MOST_COLUMNS", 0)
+    monkeypatch.setattr(convolution_cpu, "MOST_TAPS", 0)  # no sums over taps for one channel a group
+    monkeypatch.setattr(convolution_spans, "FEW_CHANNELS", 1)
+    monkeypatch.setattr(convolution_spans, "AT_ONCE", 5000 if request.param == "images" else 200)
+
+
+@pytest.mark.usefixtures("in_spans")
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"no batch"}))
+def test_spans_agree(name: str) -> None:
+    calls = calls_of(CASES[name])
+    for function, (arguments, right) in calls.items():
+        first, second, *rest = arguments
+        text = jax.jit(partial(_call, getattr(convolution_cpu, function), tuple(rest))).lower(first, second).as_text()
+        assert "stablehlo.while" in text or set(CASES[name][4]) == {1}
+        result = jax.jit(partial(_call, getattr(convolution_cpu, function), tuple(rest)))(first, second)
+        np.testing.assert_allclose(np.asarray(result), right, rtol=1e-4, atol=1e-4)
+
+
+def test_folding_of_many_taps_is_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gather for each of them would be slow to compile."""
+    monkeypatch.setattr(convolution_spans, "MOST_UNROLLED", 8)
+    monkeypatch.setattr(convolution_cpu, "MOST_COLUMNS", 0)
+    (first, second, *rest), right = calls_of(CASES["strided"])["input_gradient"]
+    few = jax.jit(partial(_call, convolution_cpu.input_gradient, tuple(rest))).lower(first, second).as_text()
+    (first, second, *rest), right = calls_of((2, 4, 6, (9, 8), (4, 4), Geometry((2, 3), (1, 0), (1, 1), 1)))[
+        "input_gradient"
+    ]
+    many = jax.jit(partial(_call, convolution_cpu.input_gradient, tuple(rest)))
+    assert many.lower(first, second).as_text().count("stablehlo.gather") < few.count("stablehlo.gather")
+    np.testing.assert_allclose(np.asarray(many(first, second)), right, rtol=1e-4, atol=1e-4)
+
+
+def test_large_images_do_not_hold_all_unfolded_windows() -> None:
+    """8x64x56x56 and 3x3: 58 MB of columns at once."""
     geometry = Geometry((1, 1), (1, 1), (1, 1), 1)
     x, w = jnp.ones((8, 64, 56, 56)), jnp.ones((64, 64, 3, 3))
+    for function, first, second, rest in (
+        (convolution_cpu.forward, x, w, (geometry,)),
+        (convolution_cpu.input_gradient, x, w, (geometry, (56, 56))),
+        (convolution_cpu.weight_gradient, x, x, (geometry, (3, 3))),
+    ):
+        lowered = jax.jit(partial(_call, function, rest)).lower(first, second)
+        assert "stablehlo.convolution" not in lowered.as_text()
+        compiled = lowered.compile(compiler_options=compiler_options())
+        assert compiled.memory_analysis().temp_size_in_bytes < 32e6
+
+
+def test_convolutions_with_few_channels_of_large_images_are_left_to_xla() -> None:
+    geometry = Geometry((1, 1), (1, 1), (1, 1), 1)
+    x, w = jnp.ones((8, 32, 64, 64)), jnp.ones((32, 32, 3, 3))
     assert convolution_cpu.forward(x, w, geometry) is None
-    assert convolution_cpu.input_gradient(x, w, geometry, (56, 56)) is None
-    assert convolution_cpu.weight_gradient(x, x, geometry, (3, 3)) is None
 
 
 def test_an_updated_weight_is_not_copied() -> None:

@@ -28,7 +28,7 @@ from xlatrainer.backend.host_memory import give_back_freed_memory
 from xlatrainer.backend.ir import Node, Operation, Spec, Trace
 from xlatrainer.backend.lowerings.checks import Check, collecting, first_failure
 from xlatrainer.backend.lowerings.partitioning import lowering_on
-from xlatrainer.backend.lowerings.platforms import lowered_for
+from xlatrainer.backend.lowerings.platforms import lowered_for, lowering_as_elsewhere
 from xlatrainer.backend.placement import Home, Sharding
 from xlatrainer.errors import CompileError, LoweringError
 
@@ -322,8 +322,13 @@ class Program(Graph):
         }
 
     def cost(self) -> dict[str, float]:
-        """XLA's own estimates for the program: "flops", "bytes accessed" and others. Compiles and runs nothing."""
-        return dict(self.lowered().cost_analysis() or {})
+        """XLA's own estimates for the operators: "flops", "bytes accessed" and others. Compiles and runs nothing.
+
+        On the CPU, too, for the forms that other platforms get: those of the CPU have loops, which XLA counts as one
+        turn, and arithmetic of places.
+        """
+        with lowering_as_elsewhere():
+            return dict(self.lowered().cost_analysis() or {})
 
     def memory(self) -> int:
         """The bytes that a run needs by XLA's account: inputs, outputs that are not written over inputs, temporaries.

@@ -6,11 +6,11 @@ for which channels lie innermost; the rest is one dot. The gradient of the input
 Slices or paddings instead of gathers are a kernel for each position in the window: slower to compile and to run.
 `benchmarks/convolution.py` measures every form against XLA's own and torch's; the limits below come from there.
 
-Channels lie innermost inside only: arguments and results have torch's order. XLA turns the transposes into layouts, so
-between a convolution and the next there is no copy. Matrices are behind barriers (see `fusion`), since fused into their
-readers they would be computed once for each element read.
+`convolution_spans` does the same for large images, a span at a time.
 
 `geometry` is that of `convolution`. Each function returns None where XLA's own convolution is the better choice.
+
+May import: convolution_spans, unfolding, fusion, windows, jax.
 """
 
 import functools
@@ -20,16 +20,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xlatrainer.backend.lowerings import arithmetic
+from xlatrainer.backend.lowerings import convolution_spans
 from xlatrainer.backend.lowerings.fusion import channels_moved
+from xlatrainer.backend.lowerings.unfolding import (
+    apart,
+    by_image,
+    channels_second,
+    images_of,
+    pixels_of,
+    pixels_of_windows,
+    rows_of,
+    together,
+    windows_of_pixels,
+)
 from xlatrainer.backend.lowerings.windows import at_offset, padded_for, spread_from, windows_of
 
 __all__ = ["forward", "in_order", "input_gradient", "weight_gradient"]
 
 MOST_TAPS = 50  # of a sum with one term for each position in the window: more make the program large
 FEW_POSITIONS = 64  # of the output, batch included: a dot of so few rows is slower than one of so few columns
-MOST_COLUMNS = 6_000_000  # elements of unfolded windows: beyond, writing them costs more than it saves
-MOST_GROUPED_COLUMNS = 60_000_000  # the same for groups of channels: there XLA's own takes fifty times as long
+MOST_COLUMNS = 4_000_000  # elements of unfolded windows: beyond, they go through memory, unless unfolded in spans
 MOST_INDICES = 2_000_000  # pixels of an image's unfolded windows: their places are a constant of the program
 
 
@@ -44,103 +54,11 @@ def _by_channel(weight, geometry):
     return weight.reshape(groups, weight.shape[0] // groups, -1).transpose(2, 0, 1)
 
 
-def _pixels(array):
-    """N x C x spatial to N * spatial x C, in memory."""
-    return lax.optimization_barrier(channels_moved(array, 1, array.ndim - 1).reshape(-1, array.shape[1]))
-
-
-def _images(pixels, batch, spatial):
-    """The inverse of `_pixels`, of a matrix that is then in memory."""
-    return _channels_second(lax.optimization_barrier(pixels), batch, spatial, pixels.shape[1])
-
-
-def _channels_second(pixels, batch, spatial, channels):
-    images = pixels.reshape(batch, *spatial, channels)
-    return channels_moved(images, images.ndim - 1, 1)
-
-
-def _by_image(rows):
-    """Images x rows x channels in memory. With images apart, XLA counts them in a loop instead of by divisions."""
-    return lax.optimization_barrier(rows.reshape(rows.shape[:2]) if rows.shape[2] == 1 else rows)
-
-
-def _flat(places, sizes, outside):
-    """Flat positions from those along each dim, negative where there is none; the result then holds `outside`.
-
-    `places` has an array for each dim, of one rank, with two axes; the result has all first axes, then all second ones.
-    """
-    rank, flat, inside = len(places), 0, True
-    for dim, (along, size) in enumerate(zip(places, sizes, strict=True)):
-        shape = [1] * (2 * rank)
-        shape[dim], shape[rank + dim] = along.shape
-        along = along.reshape(shape)
-        flat, inside = flat * size + along, inside & (along >= 0)
-    return np.where(inside, flat, outside)
-
-
-def _pixels_of_windows(windows, spatial):
-    """For each window of an image and each of its taps the pixel; one too many for the padding."""
-    places = []
-    for size, kernel, step, pad, gap, length in zip(spatial, *windows, strict=True):
-        along = np.arange(length)[:, None] * step + np.arange(kernel) * gap - pad
-        places.append(np.where(along < size, along, -1))
-    return _flat(places, spatial, math.prod(spatial)).reshape(-1, math.prod(windows.kernel))
-
-
-def _windows_of_pixels(windows, spatial):
-    """For each pixel of an image and each tap the window that has the pixel there; one too many where there is none."""
-    places = []
-    for size, kernel, step, pad, gap, length in zip(spatial, *windows, strict=True):
-        start = np.arange(size)[:, None] - np.arange(kernel) * gap + pad
-        places.append(np.where((start % step == 0) & (start < length * step), start // step, -1))
-    return _flat(places, windows.output, math.prod(windows.output)).reshape(-1, math.prod(windows.kernel))
-
-
-def _rows(matrix, batch, places):
-    """Yield for each row of `places` the rows that it names of each image's part of `matrix`; zeros if there are none.
-
-    The places are those of one image: the table stays in the caches. XLA does not see what places there are: kernels
-    that differ in them alone are one, and all gathers of a kernel read one table.
-    """
-    numbers = lax.GatherDimensionNumbers(offset_dims=(2,), collapsed_slice_dims=(0,), start_index_map=(0,))
-    table = lax.optimization_barrier(jnp.asarray(places.astype(np.int32)))
-    size, channels = matrix.shape[0] // batch, matrix.shape[1]
-    shape = (batch, places.shape[1])
-    starts = lax.broadcast_in_dim(np.arange(batch, dtype=np.int32) * np.int32(size), shape, (0,))
-    for number, positions in enumerate(places):
-        place = lax.index_in_dim(table, number, keepdims=False)
-        index = lax.expand_dims(lax.add(starts, lax.broadcast_in_dim(place, shape, (1,))), (2,))
-        rows = lax.gather(matrix, index, numbers, (1, channels), mode="clip")
-        if (positions >= size).any():
-            inside = arithmetic.less(place, size)
-            rows = arithmetic.where(lax.broadcast_in_dim(inside, rows.shape, (1,)), rows, 0)
-        yield rows
-
-
 def _unfolds(batch, windows, channels, geometry):
     """Whether a dot of unfolded windows is the form to take."""
     taps, positions = math.prod(windows.kernel), math.prod(windows.output)
-    most = MOST_COLUMNS if geometry.groups == 1 else MOST_GROUPED_COLUMNS
-    few = taps * positions <= MOST_INDICES and batch * taps * positions * channels <= most
+    few = taps * positions <= MOST_INDICES and batch * taps * positions * channels <= MOST_COLUMNS
     return batch * positions * channels > 0 and (few or taps == 1)
-
-
-def _apart(array, groups):
-    """N x C x spatial to groups * N x C/groups x spatial: the groups of channels are images of their own."""
-    if groups == 1:
-        return array
-    batch, channels, *spatial = array.shape
-    parts = array.reshape(batch, groups, channels // groups, *spatial)
-    return parts.swapaxes(0, 1).reshape(groups * batch, channels // groups, *spatial)
-
-
-def _together(array, groups):
-    """The inverse of `_apart`."""
-    if groups == 1:
-        return array
-    images, channels, *spatial = array.shape
-    parts = array.reshape(groups, images // groups, channels, *spatial).swapaxes(0, 1)
-    return parts.reshape(images // groups, groups * channels, *spatial)
 
 
 def _by_group(left, right, groups):
@@ -179,9 +97,9 @@ class _Unfolding:
         """Pixels x C to positions x columns."""
         if _is_plain(self.windows):
             return pixels
-        places = _pixels_of_windows(self.windows, self.spatial).reshape(1, -1)
-        (rows,) = _rows(pixels, self.batch, places)
-        columns = _by_image(rows)
+        places = pixels_of_windows(self.windows, self.spatial).reshape(1, -1)
+        (rows,) = rows_of(pixels, self.batch, places)
+        columns = by_image(rows)
         if not self.taps_first:
             columns = columns.reshape(self.positions, self.taps, -1).swapaxes(1, 2)
         return columns.reshape(self.positions, -1)
@@ -189,13 +107,13 @@ class _Unfolding:
     def fold(self, columns):
         """Positions x columns to N x C x spatial: the transpose of `unfold`."""
         if _is_plain(self.windows):
-            return _images(columns, self.batch, self.spatial)
+            return images_of(columns, self.batch, self.spatial)
         if not self.taps_first:
             columns = columns.reshape(self.positions, self.channels, self.taps).swapaxes(1, 2)
         columns = lax.optimization_barrier(columns.reshape(-1, self.channels))
-        places = _windows_of_pixels(self.windows, self.spatial) * self.taps + np.arange(self.taps)
-        folded = _by_image(functools.reduce(lax.add, _rows(columns, self.batch, places.T)))
-        return _channels_second(folded, self.batch, self.spatial, self.channels)
+        places = windows_of_pixels(self.windows, self.spatial) * self.taps + np.arange(self.taps)
+        folded = by_image(functools.reduce(lax.add, rows_of(columns, self.batch, places.T)))
+        return channels_second(folded, self.batch, self.spatial, self.channels)
 
     def matrix(self, weight):
         """O x C x kernel to O x columns."""
@@ -224,15 +142,15 @@ def forward(input, weight, geometry):
             total = total + at_offset(padded, windows, offset) * _over(kernel, windows.output)
         return lax.optimization_barrier(total).reshape(input.shape[0], weight.shape[0], *windows.output)
     if _unfolds(input.shape[0], windows, input.shape[1], geometry):
-        input = _apart(input, groups)
+        input = apart(input, groups)
         unfolding = _Unfolding(windows, input.shape[0], input.shape[2:], input.shape[1], weight.shape[0] // groups)
-        columns, matrix = unfolding.unfold(_pixels(input)), unfolding.matrix(weight)
+        columns, matrix = unfolding.unfold(pixels_of(input)), unfolding.matrix(weight)
         if groups == 1 and positions <= FEW_POSITIONS:
             out = lax.optimization_barrier(lax.dot(matrix, columns.T)).T
         else:
             out = _by_group(columns, _transposed(matrix, groups), groups)
-        return _together(_images(out, input.shape[0], windows.output), groups)
-    return None
+        return together(images_of(out, input.shape[0], windows.output), groups)
+    return convolution_spans.forward(input, weight, windows, groups)
 
 
 def input_gradient(grad_output, weight, geometry, spatial):
@@ -251,9 +169,9 @@ def input_gradient(grad_output, weight, geometry, spatial):
         return lax.optimization_barrier(total)
     if taps <= MOST_TAPS and _unfolds(batch, windows, channels, geometry):
         unfolding = _Unfolding(windows, groups * batch, spatial, channels // groups, weight.shape[0] // groups)
-        pixels = _pixels(_apart(grad_output, groups))
-        return _together(unfolding.fold(_by_group(pixels, unfolding.matrix(weight), groups)), groups)
-    return None
+        pixels = pixels_of(apart(grad_output, groups))
+        return together(unfolding.fold(_by_group(pixels, unfolding.matrix(weight), groups)), groups)
+    return convolution_spans.input_gradient(grad_output, weight, windows, groups, spatial)
 
 
 def weight_gradient(input, grad_output, geometry, kernel):
@@ -268,13 +186,13 @@ def weight_gradient(input, grad_output, geometry, kernel):
         sums = [jnp.sum(at_offset(padded, windows, offset) * grad_output, axes) for offset in windows.offsets()]
         return jnp.stack(sums, 1).reshape(groups, 1, *kernel)
     if _unfolds(input.shape[0], windows, input.shape[1], geometry):
-        input, grad_output = _apart(input, groups), _apart(grad_output, groups)
+        input, grad_output = apart(input, groups), apart(grad_output, groups)
         unfolding = _Unfolding(windows, input.shape[0], input.shape[2:], input.shape[1], out_channels // groups)
         # Together, or XLA would take the columns of the forward pass, and keep those of all layers in memory until now.
-        grad, pixels = lax.optimization_barrier((_transposed(_pixels(grad_output), groups), _pixels(input)))
+        grad, pixels = lax.optimization_barrier((_transposed(pixels_of(grad_output), groups), pixels_of(input)))
         matrix = _by_group(grad, unfolding.unfold(pixels), groups)
         return unfolding.weight(matrix, (out_channels, input.shape[1], *kernel))
-    return None
+    return convolution_spans.weight_gradient(input, grad_output, windows, groups)
 
 
 def in_order(grad_input, grad_weight):

@@ -3,17 +3,33 @@
 May import: jax.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import jax
 from jax import lax
 
-__all__ = ["lowered_for", "on_cpu_or_else"]
+__all__ = ["lowered_for", "lowering_as_elsewhere", "on_cpu_or_else"]
+
+_as_elsewhere = ContextVar("_as_elsewhere", default=False)
+
+
+@contextlib.contextmanager
+def lowering_as_elsewhere() -> Iterator[None]:
+    """A block in which operators are lowered to what other platforms than the CPU get."""
+    token = _as_elsewhere.set(True)
+    try:
+        yield
+    finally:
+        _as_elsewhere.reset(token)
 
 
 def lowered_for() -> str | None:
     """The platform of `jax.default_device`, for which programs are lowered; None where no device is set."""
+    if _as_elsewhere.get():
+        return "elsewhere"
     device = getattr(jax.config, "jax_default_device", None)  # which jax's own annotations leave out
     return device.platform if isinstance(device, jax.Device) else None
 
