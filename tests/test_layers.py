@@ -81,7 +81,7 @@ LAYERS = (
             "xlatrainer.backend.device_module",
         )
     ),
-    Layer(("xlatrainer.backend.closures", "xlatrainer.backend.memory")),
+    Layer(("xlatrainer.backend.closures", "xlatrainer.backend.memory", "xlatrainer.backend.recurrent")),
     Layer(
         (
             "xlatrainer.backend.recorder",

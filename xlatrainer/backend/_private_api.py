@@ -37,6 +37,7 @@ __all__ = [
     "bare_step",
     "call_autograd_kernel",
     "call_composite_kernel",
+    "call_implicit_kernel",
     "call_meta_kernel",
     "coordination_client",
     "create_tensor",
@@ -133,6 +134,14 @@ def call_autograd_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
     For a kernel of ours at that key, of which torch cannot be asked for "the one before".
     """
     return overload._op_dk(DispatchKey.Autograd, *args, **kwargs)
+
+
+def call_implicit_kernel(overload: Any, *args: Any) -> Any:
+    """What torch makes of other operators, by the kernel it has for all devices and for autograd.
+
+    For a kernel of ours in its place. `overload.decompose` would take torch's Python for it, where there is some.
+    """
+    return overload._op_dk(DispatchKey.CompositeImplicitAutograd, *args)
 
 
 def function_transforms_active() -> bool:

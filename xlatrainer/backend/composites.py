@@ -2,7 +2,7 @@
 
 These stand before autograd, which differentiates what they call. Each hands all other calls to torch's own composition.
 
-May import: torch, counters.
+May import: torch, counters, recurrent.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from xlatrainer.backend import counters
+from xlatrainer.backend.recurrent import RECURRENT
 
 __all__ = ["COMPOSITES"]
 
@@ -168,6 +169,7 @@ def _packed_scalars(name: str) -> Callable[..., Any]:
 
 # By overload, without `aten::`.
 COMPOSITES: dict[str, Callable[..., Any]] = {
+    **RECURRENT,
     **{
         f"{name}.Tensor": _packed_scalars(name)
         for name in ("_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_addcmul", "_foreach_addcmul_")

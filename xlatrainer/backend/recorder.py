@@ -34,7 +34,7 @@ __all__ = ["Recorder", "check_device", "not_on_device"]
 
 
 # Under a precision policy these take half types as they are held; all others compute them in float32.
-_NARROW = frozenset(
+_NARROW = frozenset({"xlatrainer::recurrent_layer", "xlatrainer::recurrent_layer_backward"}) | frozenset(
     f"aten::{name}"
     for name in (
         "mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "addbmm", "baddbmm", "addr",
