@@ -22,14 +22,15 @@ __all__ = ["RECURRENT"]
 
 aten = torch.ops.aten
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
-_SAVED = {"lstm": 4, "gru": 4}  # numbers for each element of the state, in `gates`
+_WITH_GATES = ("lstm", "gru")  # which their gradients need; the others' need their states alone
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 _WEIGHTS = "Tensor w_ih, Tensor w_hh, {biases}Tensor? w_hr, Tensor? batch_sizes"
 _library = torch.library.Library("xlatrainer", "DEF")
 _library.define(
     f"recurrent_layer(Tensor input, Tensor hx, Tensor? cx, {_WEIGHTS.format(biases='Tensor? b_ih, Tensor? b_hh, ')}, "
-    "str mode, bool reverse) -> (Tensor output, Tensor hy, Tensor cy, Tensor states, Tensor cells, Tensor gates)"
+    "str mode, bool reverse, bool save) -> "
+    "(Tensor output, Tensor hy, Tensor cy, Tensor states, Tensor cells, Tensor gates)"
 )
 _library.define(
     "recurrent_layer_backward(Tensor? grad_output, Tensor? grad_hy, Tensor? grad_cy, Tensor input, Tensor hx, "
@@ -41,16 +42,29 @@ _layer_backward = torch.ops.xlatrainer.recurrent_layer_backward.default
 
 
 def _layer_shapes(
-    input: Any, hx: Any, cx: Any, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any, w_hr: Any, batch_sizes: Any, mode: str, *_: Any
+    input: Any,
+    hx: Any,
+    cx: Any,
+    w_ih: Any,
+    w_hh: Any,
+    b_ih: Any,
+    b_hh: Any,
+    w_hr: Any,
+    batch_sizes: Any,
+    mode: str,
+    reverse: bool,
+    save: bool,
 ) -> Any:
+    output = hx.new_empty(*input.shape[:-1], hx.shape[1])
+    results = output, torch.empty_like(hx), None if cx is None else torch.empty_like(cx)
+    if not save:
+        return *results, None, None, None
     steps = input.shape[0] if batch_sizes is None else batch_sizes.shape[0]
-    batch, width = hx.shape
-    hidden = w_hh.shape[0] // _GATES[mode]
-    cells = None if cx is None else hx.new_empty(steps, batch, hidden)
-    gates = hx.new_empty(steps, batch, _SAVED[mode] * hidden) if mode in _SAVED else None
-    output = hx.new_empty(*input.shape[:-1], width)
-    cy = None if cx is None else torch.empty_like(cx)
-    return output, torch.empty_like(hx), cy, hx.new_empty(steps, batch, width), cells, gates
+    states, cells, gates = (
+        hx.new_empty(steps, hx.shape[0], width)
+        for width in (hx.shape[1], w_hh.shape[0] // _GATES[mode], w_hh.shape[0])
+    )
+    return *results, states, *((cells, gates) if mode in _WITH_GATES else (None, None))
 
 
 def _layer_backward_shapes(
@@ -89,7 +103,7 @@ class _Layer(torch.autograd.Function):
     def forward(
         ctx: Any, mode: str, reverse: bool, sequences: _Sequences, *tensors: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        *results, states, cells, gates = _layer(*tensors, sequences.on_device, mode, reverse)
+        *results, states, cells, gates = _layer(*tensors, sequences.on_device, mode, reverse, True)
         ctx.save_for_backward(*tensors, states, cells, gates)
         ctx.set_materialize_grads(False)
         ctx.call = mode, reverse, sequences
@@ -162,7 +176,7 @@ def _run_layer(mode: str, reverse: bool, sequences: _Sequences, *tensors: torch.
     """Output, state and cell, None where there is no cell."""
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         return _Layer.apply(mode, reverse, sequences, *tensors)
-    return _layer(*tensors, sequences.on_device, mode, reverse)[:3]
+    return _layer(*tensors, sequences.on_device, mode, reverse, False)[:3]
 
 
 class _Call(NamedTuple):

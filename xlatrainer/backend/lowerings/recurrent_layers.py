@@ -1,8 +1,8 @@
 """A layer of an LSTM, GRU or RNN in one direction, as one loop over time, and its gradient, as another.
 
 What does not depend on the step before is taken out of the loops: the product of all inputs with their weights comes
-before, the gradients of weights are one product each after. `states`, `cells` and `gates` are what the gradient needs:
-for each step the new state, the new cell, and the gates after their activations (see `recurrent.py` for their order).
+before, the gradients of weights are one product each after. `states`, `cells` and `gates` are what the gradient needs,
+where it is asked for: for each step the new state, the new cell, and the gates after their activations, in torch's order.
 
 Packed sequences are data without gaps, and how many sequences reach each step. Their lengths are data, so that other
 lengths run the same program: rows are put in their places of a padded batch, in which a sequence that has ended, or
@@ -44,18 +44,23 @@ def _joined(*parts):
 
 
 class _LSTM:
-    """`given` and `kept` are the shares of the input and of the last state in the gates, biases included."""
+    """`given` and `kept` are the shares of the input and of the last state in the gates, biases included.
+
+    Beside the new state and the gates there is what is saved as `cells`.
+    """
 
     @staticmethod
     def forward(given, kept, state, cell):
         enter, forget, new, show = _split(given + kept, 4)
-        enter, forget, new, show = jax.nn.sigmoid(enter), jax.nn.sigmoid(forget), jnp.tanh(new), jax.nn.sigmoid(show)
-        after = forget * cell + enter * new
-        return show * jnp.tanh(after), after, _joined(enter, forget, new, show)
+        gates = _joined(jax.nn.sigmoid(enter), jax.nn.sigmoid(forget), jnp.tanh(new), jax.nn.sigmoid(show))
+        gates = materialized(gates)  # or they are computed for the cell, for the state and for themselves
+        enter, forget, new, show = _split(gates, 4)
+        after = materialized(forget * cell + enter * new)
+        return show * jnp.tanh(after), after, gates
 
     @staticmethod
     def backward(grad, grad_cell, gates, before, after, cell_before, cell_after):
-        """Gradients of `given`, of `kept`, of the last state where it is used by itself, and of the last cell."""
+        """Gradients of `given`, of what of `kept` is another, of the state by itself, and of the last cell."""
         enter, forget, new, show = _split(gates, 4)
         shown = jnp.tanh(cell_after)
         grad_cell = grad * show * (1 - shown * shown) + grad_cell
@@ -65,26 +70,26 @@ class _LSTM:
             grad_cell * enter * (1 - new * new),
             grad * shown * show * (1 - show),
         )
-        return given, given, None, grad_cell * forget
+        return given, None, None, grad_cell * forget
 
 
 class _GRU:
-    @staticmethod
-    def forward(given, kept, state, cell):
-        given_reset, given_update, given_new = _split(given, 3)
-        kept_reset, kept_update, kept_new = _split(kept, 3)
-        reset, update = jax.nn.sigmoid(given_reset + kept_reset), jax.nn.sigmoid(given_update + kept_update)
-        new = jnp.tanh(given_new + reset * kept_new)
-        return new + update * (state - new), None, _joined(reset, update, new, kept_new)
+    """What is saved as `cells` is the share of the state in the new state."""
 
     @staticmethod
-    def backward(grad, grad_cell, gates, before, after, cell_before, cell_after):
-        reset, update, new, kept_new = _split(gates, 4)
+    def forward(given, kept, state, cell):
+        (*given_two, given_new), (*kept_two, kept_new) = _split(given, 3), _split(kept, 3)
+        reset, update = _split(materialized(jax.nn.sigmoid(_joined(*given_two) + _joined(*kept_two))), 2)
+        new = materialized(jnp.tanh(given_new + reset * kept_new))
+        return new + update * (state - new), kept_new, _joined(reset, update, new)
+
+    @staticmethod
+    def backward(grad, grad_cell, gates, before, after, cell_before, kept_new):
+        reset, update, new = _split(gates, 3)
         grad_update = grad * (before - new) * update * (1 - update)
         grad_new = grad * (1 - update) * (1 - new * new)
         grad_reset = grad_new * kept_new * reset * (1 - reset)
-        given, kept = (_joined(grad_reset, grad_update, last) for last in (grad_new, grad_new * reset))
-        return given, kept, grad * update, None
+        return _joined(grad_reset, grad_update, grad_new), grad_new * reset, grad * update, None
 
 
 class _Tanh:
@@ -95,7 +100,7 @@ class _Tanh:
     @staticmethod
     def backward(grad, grad_cell, gates, before, after, cell_before, cell_after):
         given = grad * (1 - after * after)
-        return given, given, None, None
+        return given, None, None, None
 
 
 class _ReLU:
@@ -106,10 +111,11 @@ class _ReLU:
     @staticmethod
     def backward(grad, grad_cell, gates, before, after, cell_before, cell_after):
         given = jnp.where(after > 0, grad, 0)
-        return given, given, None, None
+        return given, None, None, None
 
 
 _CELLS = {"lstm": _LSTM, "gru": _GRU, "rnn_tanh": _Tanh, "rnn_relu": _ReLU}
+_WITH_GATES = ("lstm", "gru")
 
 
 class _Packed(NamedTuple):
@@ -150,7 +156,8 @@ def _times(rows, weight, dtype):
 
 
 def _sum_of_products(grad, rows):
-    return matmul(grad.reshape(-1, grad.shape[-1]).T, rows.reshape(-1, rows.shape[-1]))
+    columns = materialized(grad.reshape(-1, grad.shape[-1]).T)  # or the CPU takes a slower library, however few they are
+    return matmul(columns, rows.reshape(-1, rows.shape[-1]))
 
 
 def _weight_gradient(grad, rows):
@@ -180,34 +187,54 @@ def _biases(b_ih, b_hh, mode):
     return _wide(b_ih) + _wide(b_hh), 0
 
 
+def _in_memory(array):
+    """A loop reads what comes before it, instead of computing it in each step."""
+    return None if array is None else materialized(array)
+
+
+def _at(array, time):
+    return None if array is None else lax.dynamic_index_in_dim(array, time, keepdims=False)
+
+
+def _written(array, row, time):
+    return lax.dynamic_update_index_in_dim(array, row.astype(array.dtype), time, 0)
+
+
+def _where(active, now, last):
+    """Where a sequence is active what is new, else what was last."""
+    return tuple(None if new is None else jnp.where(active, new, old) for new, old in zip(now, last, strict=True))
+
+
 @lowering("xlatrainer::recurrent_layer")
-def recurrent_layer(input, hx, cx, w_ih, w_hh, b_ih, b_hh, w_hr, batch_sizes, mode, reverse):
+def recurrent_layer(input, hx, cx, w_ih, w_hh, b_ih, b_hh, w_hr, batch_sizes, mode, reverse, save):
+    """The gates are written over the shares of the input, so that there is one large array and not two."""
     dtype = hx.dtype
     forward = _CELLS[mode].forward
     bias, bias_of_state = _biases(b_ih, b_hh, mode)
-    given = _times(input, w_ih.T, compute_dtype(from_numpy(dtype))) + bias
+    given = (_times(input, w_ih.T, compute_dtype(from_numpy(dtype))) + bias).astype(dtype)
     packed = None if batch_sizes is None else _packed(batch_sizes, hx.shape[0], input.shape[0])
+    given, active = (given, None) if packed is None else (packed.padded(given), packed.active)
     of_state, projected = _Weight(w_hh.T), None if w_hr is None else _Weight(w_hr.T)
 
-    def step(last, given_and_active):
-        given, active = given_and_active
+    def step(carry, time):
+        last, gates = carry
+        given, active_now = _wide(_at(gates, time)), _at(active, time)
         kept = of_state(last[0]) + bias_of_state
-        state, cell, gates = forward(given, kept, _wide(last[0]), None if cx is None else _wide(last[1]))
+        state, cell, new_gates = forward(given, kept, _wide(last[0]), None if cx is None else _wide(last[1]))
         if projected is not None:
             state = projected(state.astype(dtype))
-        now = tuple(None if array is None else array.astype(dtype) for array in (state, cell))
-        if active is not None:
-            now = tuple(None if a is None else jnp.where(active, a, b) for a, b in zip(now, last, strict=True))
-        return now, (*now, None if gates is None else gates.astype(dtype))
+        state, cell = (None if array is None else array.astype(dtype) for array in (state, cell))
+        now = state, None if cx is None else cell
+        if active_now is not None:
+            now = _where(active_now, now, last)
+        if save and new_gates is not None:
+            gates = _written(gates, new_gates, time)
+        return (now, gates), (now[0], (cell if cx is None else now[1]) if save else None)
 
-    steps = (given, None) if packed is None else (packed.padded(given), packed.active)
-    (hy, cy), (states, cells, gates) = lax.scan(step, (hx, cx), materialized_steps(steps), reverse=reverse)
-    return states if packed is None else packed.packed(states), hy, cy, states, cells, gates
-
-
-def materialized_steps(steps):
-    """Written to memory on the CPU, so that a loop reads what comes before it instead of computing it in each step."""
-    return tuple(None if array is None else materialized(array) for array in steps)
+    times = jnp.arange(given.shape[0])
+    (ends, gates), (states, cells) = lax.scan(step, ((hx, cx), _in_memory(given)), times, reverse=reverse)
+    saved = (states, cells, gates if mode in _WITH_GATES else None) if save else (None, None, None)
+    return states if packed is None else packed.packed(states), *ends, *saved
 
 
 def _before(first, steps, reverse):
@@ -223,52 +250,92 @@ def recurrent_layer_backward(
     grad_output, grad_hy, grad_cy, input, hx, cx, w_ih, w_hh, w_hr, batch_sizes, states, cells, gates, mode, reverse
 ):
     dtype = hx.dtype
-    backward = _CELLS[mode].backward
     packed = None if batch_sizes is None else _packed(batch_sizes, hx.shape[0], input.shape[0])
-    before, cells_before = _before(hx, states, reverse), _before(cx, cells, reverse)
-    of_gates, of_projection = _Weight(w_hh), None if w_hr is None else _Weight(w_hr)
     if grad_output is not None and packed is not None:
         grad_output = packed.padded(grad_output)
-
-    def step(grads, saved):
-        grad_output, active, gates, *around = saved
-        grad_state, grad_cell = grads
-        if grad_output is not None:
-            grad_output = _wide(grad_output)
-            grad_state += grad_output if active is None else jnp.where(active, grad_output, 0)
-        grad_hidden = grad_state if of_projection is None else of_projection(grad_state)
-        around = [None if array is None else _wide(array) for array in (gates, *around)]
-        given, kept, direct, cell = backward(grad_hidden, grad_cell, *around)
-        shares = tuple(array.astype(dtype) for array in ((given,) if kept is given else (given, kept)))
-        state = of_gates(shares[-1])
-        state = state if direct is None else state + direct
-        now = state, cell
-        if active is not None:
-            shares = tuple(jnp.where(active, array, 0) for array in shares)
-            now = tuple(None if a is None else jnp.where(active, a, b) for a, b in zip(now, grads, strict=True))
-        return now, (shares, None if of_projection is None else grad_state.astype(dtype))
-
-    def start(grad, like):
-        return None if like is None else jnp.zeros_like(_wide(like)) if grad is None else _wide(grad)
-
-    steps = (grad_output, None if packed is None else packed.active, gates, before, states, cells_before, cells)
-    ends = (start(grad_hy, hx), start(grad_cy, cx))
-    (grad_hx, grad_cx), (shares, grad_projected) = lax.scan(step, ends, materialized_steps(steps), reverse=not reverse)
-    given = shares[0] if packed is None else packed.packed(shares[0])
-    grad_b_ih, grad_b_hh = (leading_axes.total(_wide(share), (0, 1)).astype(dtype) for share in (shares[0], shares[-1]))
+    loop = _Backwards(grad_output, packed, hx, cx, w_hh, w_hr, states, cells, gates, mode, reverse)
+    (grad_hx, grad_cx), given, kept, grad_projected = loop.run(grad_hy, grad_cy)
+    rows = given if packed is None else packed.packed(given)
+    grad_bias = leading_axes.total(_wide(given), (0, 1)).astype(dtype)
     grad_w_hr = None
     if grad_projected is not None:
-        if packed is not None:
-            grad_projected = jnp.where(packed.active, grad_projected, 0)
+        grad_projected = grad_projected if packed is None else jnp.where(packed.active, grad_projected, 0)
         show = _split(_wide(gates), 4)[3]
         grad_w_hr = _weight_gradient(grad_projected, (show * jnp.tanh(_wide(cells))).astype(dtype))
     return (
-        _times(given, w_ih, dtype),
+        _times(rows, w_ih, dtype),
         grad_hx.astype(dtype),
         None if grad_cx is None else grad_cx.astype(dtype),
-        _weight_gradient(given, input),
-        _weight_gradient(shares[-1], before),
-        grad_b_ih,
-        grad_b_hh,
+        _weight_gradient(rows, input),
+        _weight_gradient(kept, loop.before),
+        grad_bias,
+        grad_bias if kept is given else leading_axes.total(_wide(kept), (0, 1)).astype(dtype),
         grad_w_hr,
     )
+
+
+class _Backwards:
+    """The loop of the gradient, which goes through time the other way."""
+
+    def __init__(self, grad_output, packed, hx, cx, w_hh, w_hr, states, cells, gates, mode, reverse):
+        self.cell = _CELLS[mode]
+        self.dtype = hx.dtype
+        self.reverse = reverse
+        self.hx, self.cx = hx, cx
+        self.before = _in_memory(_before(hx, states, reverse))
+        self.active = None if packed is None else packed.active
+        cells_before = None if cx is None else _before(cx, cells, reverse)
+        # What steps read only; the gates and `cells` of a GRU are written over.
+        self.read = [_in_memory(each) for each in (grad_output, states, cells_before, None if cx is None else cells)]
+        self.gates, self.kept_new = gates, cells if mode == "gru" else None
+        self.of_gates, self.of_projection = _Weight(w_hh), None if w_hr is None else _Weight(w_hr)
+
+    def run(self, grad_hy, grad_cy):
+        """Gradients of the first state and cell, of the gates by input and by state, and of what was projected."""
+        ends = _start(grad_hy, self.hx), _start(grad_cy, self.cx)
+        steps = self.before.shape[0]
+        carry = ends, self.gates, self.kept_new
+        (starts, gates, kept_new), (given, projected) = lax.scan(
+            self.step, carry, jnp.arange(steps), reverse=not self.reverse
+        )
+        given = gates if given is None else given
+        if kept_new is None:
+            return starts, given, given, projected
+        kept = _joined(given[..., : -kept_new.shape[-1]], kept_new)
+        return starts, given, kept, projected
+
+    def step(self, carry, time):
+        grads, gates, kept_new = carry
+        grad_state, grad_cell = grads
+        active = _at(self.active, time)
+        grad_output, after, cell_before, cell_after = (_widened(_at(array, time)) for array in self.read)
+        if grad_output is not None:
+            grad_state += grad_output if active is None else jnp.where(active, grad_output, 0)
+        grad_hidden = grad_state if self.of_projection is None else self.of_projection(grad_state)
+        before = _wide(_at(self.before, time))
+        beside = cell_after if kept_new is None else _wide(_at(kept_new, time))
+        given, new, direct, cell = self.cell.backward(
+            grad_hidden, grad_cell, _widened(_at(gates, time)), before, after, cell_before, beside
+        )
+        given, new = (None if a is None else _active(active, a.astype(self.dtype)) for a in (given, new))
+        kept = given if new is None else _joined(given[..., : -new.shape[-1]], new)
+        state = self.of_gates(kept)
+        state = state if direct is None else state + direct
+        now = (state, cell) if active is None else _where(active, (state, cell), grads)
+        gates = gates if gates is None else _written(gates, given, time)
+        kept_new = kept_new if new is None else _written(kept_new, new, time)
+        projected = None if self.of_projection is None else grad_state.astype(self.dtype)
+        return (now, gates, kept_new), (given if gates is None else None, projected)
+
+
+def _widened(array):
+    return None if array is None else _wide(array)
+
+
+def _active(active, array):
+    return array if active is None else jnp.where(active, array, 0)
+
+
+def _start(grad, like):
+    """The gradient that the loop begins with."""
+    return None if like is None else jnp.zeros_like(_wide(like)) if grad is None else _wide(grad)
