@@ -23,6 +23,7 @@ __all__ = ["RECURRENT"]
 aten = torch.ops.aten
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _WITH_GATES = ("lstm", "gru")  # which their gradients need; the others' need their states alone
+_FEW_STEPS = 4  # for which cells are up to a sixth faster, and compile as fast (`benchmarks/recurrent.py`)
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 _WEIGHTS = "Tensor w_ih, Tensor w_hh, {biases}Tensor? w_hr, Tensor? batch_sizes"
@@ -34,8 +35,8 @@ _library.define(
 )
 _library.define(
     "recurrent_layer_backward(Tensor? grad_output, Tensor? grad_hy, Tensor? grad_cy, Tensor input, Tensor hx, "
-    f"Tensor? cx, {_WEIGHTS.format(biases='')}, Tensor states, Tensor? cells, Tensor? gates, str mode, bool reverse) -> "
-    "(Tensor input, Tensor hx, Tensor cx, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, Tensor w_hr)"
+    f"Tensor? cx, {_WEIGHTS.format(biases='')}, Tensor states, Tensor? cells, Tensor? gates, str mode, bool reverse) "
+    "-> (Tensor input, Tensor hx, Tensor cx, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, Tensor w_hr)"
 )
 _layer = torch.ops.xlatrainer.recurrent_layer.default
 _layer_backward = torch.ops.xlatrainer.recurrent_layer_backward.default
@@ -61,8 +62,7 @@ def _layer_shapes(
         return *results, None, None, None
     steps = input.shape[0] if batch_sizes is None else batch_sizes.shape[0]
     states, cells, gates = (
-        hx.new_empty(steps, hx.shape[0], width)
-        for width in (hx.shape[1], w_hh.shape[0] // _GATES[mode], w_hh.shape[0])
+        hx.new_empty(steps, hx.shape[0], width) for width in (hx.shape[1], w_hh.shape[0] // _GATES[mode], w_hh.shape[0])
     )
     return *results, states, *((cells, gates) if mode in _WITH_GATES else (None, None))
 
@@ -132,7 +132,7 @@ def _differentiable_gradients(
     with torch.enable_grad():
         aliases = [tensor.view_as(tensor) if tensor is not None else None for tensor in tensors]
         results = _composed_layer(*call, *aliases)
-    wanted = [alias for alias, wants in zip(aliases, asked, strict=True) if wants]
+    wanted = [alias for alias, wants in zip(aliases, asked, strict=True) if wants and alias is not None]
     used = [(result, grad) for result, grad in zip(results, grads, strict=False) if grad is not None]
     outputs, given = [result for result, _ in used], [grad for _, grad in used]
     found = iter(torch.autograd.grad(outputs, wanted, given, create_graph=True, allow_unused=True))
@@ -200,8 +200,14 @@ class _Call(NamedTuple):
         """Of each layer, and for each of its directions in turn."""
         projected = len(self.states) == 2 and self.states[0].shape[2] != self.states[1].shape[2]
         each = 2 + 2 * self.has_biases + projected
-        groups = [list(self.params[first : first + each]) for first in range(0, len(self.params), each)]
-        return [_Weights(*group[:-1], w_hr=group[-1]) if projected else _Weights(*group) for group in groups]
+        return [self._group(first, projected) for first in range(0, len(self.params), each)]
+
+    def _group(self, first: int, projected: bool) -> _Weights:
+        last = first + 2 + 2 * self.has_biases
+        b_ih, b_hh = self.params[first + 2 : last] if self.has_biases else (None, None)
+        return _Weights(
+            self.params[first], self.params[first + 1], b_ih, b_hh, self.params[last] if projected else None
+        )
 
 
 def _fits(call: _Call) -> bool:
@@ -215,16 +221,16 @@ def _fits(call: _Call) -> bool:
     packed = call.batch_sizes is not None
     if input.dim() != (2 if packed else 3) or len(call.states) != (2 if call.mode == "lstm" else 1):
         return False
-    if any(state.dim() != 3 for state in call.states) or not input.shape[0]:
+    if any(state.dim() != 3 for state in call.states):
         return False
     layers, batch, width = call.states[0].shape
     hidden = call.states[-1].shape[2]
     if layers != call.num_layers * call.directions or call.states[-1].shape[:2] != (layers, batch):
         return False
-    if packed:
+    if packed:  # cells would make a program for each set of lengths
         if not _are_batch_sizes(call.batch_sizes, batch, input.shape[0]):
             return False
-    elif input.shape[1] != batch:
+    elif input.shape[1] != batch or input.shape[0] <= _FEW_STEPS:
         return False
     if any(param.dim() not in (1, 2) for param in call.params):
         return False

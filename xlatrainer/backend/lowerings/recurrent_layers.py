@@ -1,15 +1,15 @@
 """A layer of an LSTM, GRU or RNN in one direction, as one loop over time, and its gradient, as another.
 
 What does not depend on the step before is taken out of the loops: the product of all inputs with their weights comes
-before, the gradients of weights are one product each after. `states`, `cells` and `gates` are what the gradient needs,
-where it is asked for: for each step the new state, the new cell, and the gates after their activations, in torch's order.
+before, the gradients of weights are one product each after. `states`, `cells` and `gates` are what the gradient needs
+of each step, if one is asked for: the new state, the new cell, and the gates after their activations, in torch's order.
 
 Packed sequences are data without gaps, and how many sequences reach each step. Their lengths are data, so that other
 lengths run the same program: rows are put in their places of a padded batch, in which a sequence that has ended, or
 backwards has not begun, keeps its state.
 
-Shapes: input (T, B, F), or packed (N, F), hx (B, P), cx (B, H), w_ih (G, F), w_hh (G, P), w_hr (P, H), states (T, B, P),
-cells (T, B, H). T: time, B: batch, N: rows of all sequences, F: features, H: hidden size, P: projected size (H without
+Shapes: input (T, B, F), or packed (N, F), hx (B, P), cx (B, H), w_ih (G, F), w_hh (G, P), w_hr (P, H), states
+(T, B, P), cells (T, B, H), gates (T, B, G). T: time, B: batch, N: rows of all sequences, F: features, H: hidden size, P: projected size (H without
 a projection), G: all gates, H for each.
 
 May import: linalg, fusion, leading_axes, partitioning, platforms, registry, dtypes.
@@ -116,6 +116,7 @@ class _ReLU:
 
 _CELLS = {"lstm": _LSTM, "gru": _GRU, "rnn_tanh": _Tanh, "rnn_relu": _ReLU}
 _WITH_GATES = ("lstm", "gru")
+_STEPS_THAT_PAY = 16  # for transposing a matrix before a loop that multiplies with it
 
 
 class _Packed(NamedTuple):
@@ -156,8 +157,11 @@ def _times(rows, weight, dtype):
 
 
 def _sum_of_products(grad, rows):
-    columns = materialized(grad.reshape(-1, grad.shape[-1]).T)  # or the CPU takes a slower library, however few they are
-    return matmul(columns, rows.reshape(-1, rows.shape[-1]))
+    """`grad.T @ rows`. The CPU gives it to a slower library unless what is transposed was written out: the narrower."""
+    grad, rows = (array.reshape(-1, array.shape[-1]) for array in (grad, rows))
+    if grad.shape[1] < rows.shape[1]:
+        return matmul(materialized(grad.T), rows)
+    return materialized(matmul(materialized(rows.T), grad)).T
 
 
 def _weight_gradient(grad, rows):
@@ -166,11 +170,12 @@ def _weight_gradient(grad, rows):
 
 
 class _Weight:
-    """A matrix that each step of a loop multiplies with: written out once, as the CPU's products like it best."""
+    """A matrix that each of `steps` multiplies with: on the CPU written out once as its products like it best."""
 
-    def __init__(self, weight):
+    def __init__(self, weight, steps):
         wide = lowered_for() == "cpu"  # whose products of half types would convert it in each step
-        self.array = materialized(_wide(weight) if wide else weight)
+        array = _wide(weight) if wide else weight
+        self.array = materialized(array) if steps >= _STEPS_THAT_PAY else array
 
     def __call__(self, rows):
         dtype = self.array.dtype
@@ -214,7 +219,8 @@ def recurrent_layer(input, hx, cx, w_ih, w_hh, b_ih, b_hh, w_hr, batch_sizes, mo
     given = (_times(input, w_ih.T, compute_dtype(from_numpy(dtype))) + bias).astype(dtype)
     packed = None if batch_sizes is None else _packed(batch_sizes, hx.shape[0], input.shape[0])
     given, active = (given, None) if packed is None else (packed.padded(given), packed.active)
-    of_state, projected = _Weight(w_hh.T), None if w_hr is None else _Weight(w_hr.T)
+    steps = given.shape[0]
+    of_state, projected = _Weight(w_hh.T, steps), None if w_hr is None else _Weight(w_hr.T, steps)
 
     def step(carry, time):
         last, gates = carry
@@ -231,7 +237,7 @@ def recurrent_layer(input, hx, cx, w_ih, w_hh, b_ih, b_hh, w_hr, batch_sizes, mo
             gates = _written(gates, new_gates, time)
         return (now, gates), (now[0], (cell if cx is None else now[1]) if save else None)
 
-    times = jnp.arange(given.shape[0])
+    times = jnp.arange(steps)
     (ends, gates), (states, cells) = lax.scan(step, ((hx, cx), _in_memory(given)), times, reverse=reverse)
     saved = (states, cells, gates if mode in _WITH_GATES else None) if save else (None, None, None)
     return states if packed is None else packed.packed(states), *ends, *saved
@@ -288,15 +294,16 @@ class _Backwards:
         # What steps read only; the gates and `cells` of a GRU are written over.
         self.read = [_in_memory(each) for each in (grad_output, states, cells_before, None if cx is None else cells)]
         self.gates, self.kept_new = gates, cells if mode == "gru" else None
-        self.of_gates, self.of_projection = _Weight(w_hh), None if w_hr is None else _Weight(w_hr)
+        self.steps = states.shape[0]
+        self.of_gates = _Weight(w_hh, self.steps)
+        self.of_projection = None if w_hr is None else _Weight(w_hr, self.steps)
 
     def run(self, grad_hy, grad_cy):
         """Gradients of the first state and cell, of the gates by input and by state, and of what was projected."""
         ends = _start(grad_hy, self.hx), _start(grad_cy, self.cx)
-        steps = self.before.shape[0]
         carry = ends, self.gates, self.kept_new
         (starts, gates, kept_new), (given, projected) = lax.scan(
-            self.step, carry, jnp.arange(steps), reverse=not self.reverse
+            self.step, carry, jnp.arange(self.steps), reverse=not self.reverse
         )
         given = gates if given is None else given
         if kept_new is None:
