@@ -82,6 +82,7 @@ LAYERS = (
         )
     ),
     Layer(("xlatrainer.backend.closures", "xlatrainer.backend.memory", "xlatrainer.backend.recurrent")),
+    Layer(("xlatrainer.backend.packed_sequences",)),
     Layer(
         (
             "xlatrainer.backend.recorder",

@@ -25,6 +25,7 @@ from xlatrainer.backend.gradients import GRADIENTS
 from xlatrainer.backend.ir import Value
 from xlatrainer.backend.lowerings.registry import Lowering, find, foreign, resolve
 from xlatrainer.backend.overlap import check_written, plain_tensors
+from xlatrainer.backend.packed_sequences import PACKING
 from xlatrainer.backend.recorder import Recorder
 from xlatrainer.backend.schema import (
     Signature,
@@ -309,7 +310,7 @@ def register_kernels() -> None:
     for composite, function in COMPOSITES.items():
         for key in (AUTOGRAD_KEY, BACKEND_KEY):
             aten.impl(composite, function, key)
-    for name, function in GRADIENTS.items():
+    for name, function in {**GRADIENTS, **PACKING}.items():
         aten.impl(name, function, AUTOGRAD_KEY)
     _register_foreign_kernels()
     rest.fallback(run_fallback, BACKEND_KEY)

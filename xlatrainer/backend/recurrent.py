@@ -7,7 +7,7 @@ the loops are not made for is handed to torch's own composition.
 Owns the operators' schemas and shapes, their gradient, and how layers are stacked; `lowerings/recurrent_layers.py` has
 the loops.
 
-May import: torch, _private_api.
+May import: torch, packed_sequences, _private_api.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +17,7 @@ import torch
 from torch.autograd.forward_ad import unpack_dual
 
 from xlatrainer.backend._private_api import call_implicit_kernel, function_transforms_active
+from xlatrainer.backend.packed_sequences import are_batch_sizes
 
 __all__ = ["RECURRENT"]
 
@@ -218,8 +219,8 @@ def _fits(call: _Call) -> bool:
     input = call.input
     if input.dtype not in _DTYPES or any(t.dtype is not input.dtype or t.device != input.device for t in tensors):
         return False
-    packed = call.batch_sizes is not None
-    if input.dim() != (2 if packed else 3) or len(call.states) != (2 if call.mode == "lstm" else 1):
+    sizes = call.batch_sizes
+    if input.dim() != (3 if sizes is None else 2) or len(call.states) != (2 if call.mode == "lstm" else 1):
         return False
     if any(state.dim() != 3 for state in call.states):
         return False
@@ -227,8 +228,8 @@ def _fits(call: _Call) -> bool:
     hidden = call.states[-1].shape[2]
     if layers != call.num_layers * call.directions or call.states[-1].shape[:2] != (layers, batch):
         return False
-    if packed:  # cells would make a program for each set of lengths
-        if not _are_batch_sizes(call.batch_sizes, batch, input.shape[0]):
+    if sizes is not None:  # cells would make a program for each set of lengths
+        if not are_batch_sizes(sizes, input.shape[0]) or int(sizes[0]) != batch:
             return False
     elif input.shape[1] != batch or input.shape[0] <= _FEW_STEPS:
         return False
@@ -244,14 +245,6 @@ def _fits(call: _Call) -> bool:
         if any(tensor is not None and tensor.shape != shape for tensor, shape in zip(weights, shapes, strict=True)):
             return False
     return True
-
-
-def _are_batch_sizes(sizes: Any, batch: int, rows: int) -> bool:
-    if type(sizes) is not torch.Tensor or sizes.device.type != "cpu" or sizes.dtype is not torch.int64:
-        return False
-    given = sizes.tolist() if sizes.dim() == 1 else []
-    descending = all(size >= following for size, following in zip(given, given[1:], strict=False))
-    return bool(given) and given[0] == batch and given[-1] > 0 and descending and sum(given) == rows
 
 
 def _run(call: _Call) -> tuple[torch.Tensor, ...]:

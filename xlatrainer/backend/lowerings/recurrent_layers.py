@@ -9,14 +9,13 @@ lengths run the same program: rows are put in their places of a padded batch, in
 backwards has not begun, keeps its state.
 
 Shapes: input (T, B, F), or packed (N, F), hx (B, P), cx (B, H), w_ih (G, F), w_hh (G, P), w_hr (P, H), states
-(T, B, P), cells (T, B, H), gates (T, B, G). T: time, B: batch, N: rows of all sequences, F: features, H: hidden size, P: projected size (H without
-a projection), G: all gates, H for each.
+(T, B, P), cells (T, B, H), gates (T, B, G). T: time, B: batch, N: rows of all sequences, F: features, H: hidden size,
+P: projected size (H without a projection), G: all gates, H for each.
 
-May import: linalg, fusion, leading_axes, partitioning, platforms, registry, dtypes.
+May import: linalg, fusion, leading_axes, packed_sequences, partitioning, platforms, registry, dtypes.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +25,7 @@ from xlatrainer.backend.dtypes import compute_dtype, from_numpy
 from xlatrainer.backend.lowerings import leading_axes
 from xlatrainer.backend.lowerings.fusion import materialized
 from xlatrainer.backend.lowerings.linalg import dot_precision, matmul
+from xlatrainer.backend.lowerings.packed_sequences import places
 from xlatrainer.backend.lowerings.partitioning import partitioned
 from xlatrainer.backend.lowerings.platforms import lowered_for
 from xlatrainer.backend.lowerings.registry import lowering
@@ -119,30 +119,6 @@ _WITH_GATES = ("lstm", "gru")
 _STEPS_THAT_PAY = 16  # for transposing a matrix before a loop that multiplies with it
 
 
-class _Packed(NamedTuple):
-    """Where the rows of packed sequences are in a padded batch, and back."""
-
-    rows: Any  # (T, B)
-    active: Any  # (T, B, 1): there is such a row
-    places: Any  # (N)
-
-    def padded(self, packed):
-        """(T, B, ...) of (N, ...); where there is no row any other one."""
-        return jnp.take(packed, self.rows, axis=0, mode="clip")
-
-    def packed(self, padded):
-        return jnp.take(padded.reshape(-1, padded.shape[-1]), self.places, axis=0, mode="clip")
-
-
-def _packed(batch_sizes, batch, count):
-    ends = jnp.cumsum(batch_sizes)
-    starts = ends - batch_sizes
-    row = jnp.arange(batch)
-    step = jnp.repeat(jnp.arange(batch_sizes.shape[0]), batch_sizes, total_repeat_length=count)
-    places = step * batch + jnp.arange(count) - starts[step]
-    return _Packed(starts[:, None] + row, (row < batch_sizes[:, None])[..., None], places)
-
-
 def _product_of_rows(rows, weight, dtype):
     """`rows @ weight`, of rows with any dims in front of the last."""
     product = matmul(rows.reshape(-1, rows.shape[-1]), weight, dtype)
@@ -217,8 +193,8 @@ def recurrent_layer(input, hx, cx, w_ih, w_hh, b_ih, b_hh, w_hr, batch_sizes, mo
     forward = _CELLS[mode].forward
     bias, bias_of_state = _biases(b_ih, b_hh, mode)
     given = (_times(input, w_ih.T, compute_dtype(from_numpy(dtype))) + bias).astype(dtype)
-    packed = None if batch_sizes is None else _packed(batch_sizes, hx.shape[0], input.shape[0])
-    given, active = (given, None) if packed is None else (packed.padded(given), packed.active)
+    packed = None if batch_sizes is None else places(batch_sizes, hx.shape[0], input.shape[0])
+    given, active = (given, None) if packed is None else (packed.padded(given), packed.active[..., None])
     steps = given.shape[0]
     of_state, projected = _Weight(w_hh.T, steps), None if w_hr is None else _Weight(w_hr.T, steps)
 
@@ -256,7 +232,7 @@ def recurrent_layer_backward(
     grad_output, grad_hy, grad_cy, input, hx, cx, w_ih, w_hh, w_hr, batch_sizes, states, cells, gates, mode, reverse
 ):
     dtype = hx.dtype
-    packed = None if batch_sizes is None else _packed(batch_sizes, hx.shape[0], input.shape[0])
+    packed = None if batch_sizes is None else places(batch_sizes, hx.shape[0], input.shape[0])
     if grad_output is not None and packed is not None:
         grad_output = packed.padded(grad_output)
     loop = _Backwards(grad_output, packed, hx, cx, w_hh, w_hr, states, cells, gates, mode, reverse)
@@ -265,7 +241,7 @@ def recurrent_layer_backward(
     grad_bias = leading_axes.total(_wide(given), (0, 1)).astype(dtype)
     grad_w_hr = None
     if grad_projected is not None:
-        grad_projected = grad_projected if packed is None else jnp.where(packed.active, grad_projected, 0)
+        grad_projected = grad_projected if packed is None else jnp.where(packed.active[..., None], grad_projected, 0)
         show = _split(_wide(gates), 4)[3]
         grad_w_hr = _weight_gradient(grad_projected, (show * jnp.tanh(_wide(cells))).astype(dtype))
     return (
@@ -289,7 +265,7 @@ class _Backwards:
         self.reverse = reverse
         self.hx, self.cx = hx, cx
         self.before = _in_memory(_before(hx, states, reverse))
-        self.active = None if packed is None else packed.active
+        self.active = None if packed is None else packed.active[..., None]
         cells_before = None if cx is None else _before(cx, cells, reverse)
         # What steps read only; the gates and `cells` of a GRU are written over.
         self.read = [_in_memory(each) for each in (grad_output, states, cells_before, None if cx is None else cells)]
