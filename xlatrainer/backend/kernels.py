@@ -223,7 +223,7 @@ _by_hand = {**storage_kernels.kernels(), **counted_kernels.kernels(), **inferenc
 def plan(overload: Any) -> Plan:
     """How calls of `overload`, an `OpOverload` of `aten`, run on the device."""
     name = overload.name()
-    if name.removeprefix("aten::") in COMPOSITES:
+    if name.removeprefix("aten::") in COMPOSITES or name.removeprefix("aten::") in PACKING:
         return Plan(Served.COMPOSITE)
     if name in _by_hand:
         return Plan(Served.BY_HAND)
