@@ -3,8 +3,8 @@
     XLATRAINER_CACHE_DIR=off python -m benchmarks.recurrent [LSTM GRU RNN]
 
 Prints for each layer and length the milliseconds of torch eager on the CPU, of cells and of the loop on the device
-(which for few steps is cells, too), and the seconds until their first step is done, most of which is XLA's. Medians; run
-it on a quiet machine. Cells of 512 steps take minutes to compile and are left out, unless `--all` is given.
+(which for few steps is cells, too), and the seconds until their first step is done, most of which is XLA's. Medians;
+run it on a quiet machine. Cells of 512 steps take minutes to compile and are left out, unless `--all` is given.
 """
 
 import statistics
