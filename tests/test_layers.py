@@ -63,6 +63,7 @@ LAYERS = (
             "xlatrainer.backend.replay.optimizers",
             "xlatrainer.backend.replay.snapshot",
             "xlatrainer.backend.replay.graphs",
+            "xlatrainer.backend.replay.host_arguments",
         )
     ),
     Layer(("xlatrainer.backend.counted_kernels",)),

@@ -92,6 +92,13 @@ def test_layers_equal_cpu(kind: str, options: str) -> None:
     _compare(layer, _rows(layer), [])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_less_than_a_kilobyte(kind: str) -> None:
+    """XLA would make such a loop one kernel, in which it takes no barriers."""
+    layer = KINDS[kind](1, 1)
+    _compare(layer, torch.randn(5, 1, 1), _states(layer, 1, F32))
+
+
 @pytest.mark.parametrize("dtype", [F64, BF16, F16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_dtypes(kind: str, dtype: torch.dtype) -> None:

@@ -33,7 +33,6 @@ __all__ = ["forward", "input_gradient", "weight_gradient"]
 AT_ONCE = 2_000_000  # elements of a span's columns: 8 MB, in the caches
 MOST_OF_IMAGE = 16_000_000  # the same for images of which the windows cannot be divided
 FEW_CHANNELS = 48  # of the output: the dot of fewer does not make up for what writing the columns costs
-SMALL = 10_000  # elements of columns that may be in any loop
 MOST_UNROLLED = 32  # gathers of one kernel: more make it slow to compile
 
 
@@ -62,11 +61,6 @@ def _loop(number, body, start):
     return lax.fori_loop(0, number, lambda i, carry: body(lax.convert_element_type(i, np.int32), carry), start)
 
 
-def _in_memory(columns):
-    """Behind a barrier, unless it is small: XLA compiles a small loop as one kernel, in which it takes none."""
-    return lax.optimization_barrier(columns) if columns.size > SMALL else columns
-
-
 def _each_group(function, groups, *arrays):
     """`function` of each group's part of the arrays, which have the groups in dim 0."""
     if groups == 1:
@@ -92,7 +86,7 @@ class _Unfolder:
             length = len(place) // self.parts
             place = lax.dynamic_slice(place, [lax.mul(lax.rem(number, self.parts), length)], [length])
         rows = rows_at(pixels, place, self.end, first)
-        return _in_memory(rows).reshape(self.rows, -1)
+        return lax.optimization_barrier(rows).reshape(self.rows, -1)
 
 
 def forward(input, weight, windows, groups):
@@ -153,7 +147,7 @@ def _folded(grad_output, weight, windows, groups, spatial):
         def span(number, out):
             rows = images * positions
             own = lax.dynamic_slice(pixels, (number * np.int32(rows), np.int32(0)), (rows, of_group))
-            columns = _in_memory(lax.dot(own, matrix).reshape(rows * taps, channels))
+            columns = lax.optimization_barrier(lax.dot(own, matrix).reshape(rows * taps, channels))
             folded = _sum_of_taps(columns, table)
             return lax.dynamic_update_slice(out, folded, (number * np.int32(images * size), np.int32(0)))
 

@@ -1,6 +1,6 @@
 """One call of a function, run as always and watched: where its program's inputs came from and where its outputs went.
 
-May import: snapshot, optimizers, executor, tensor, strided, state, garbage, ir, _private_api.
+May import: snapshot, optimizers, host_arguments, executor, tensor, strided, state, garbage, ir, _private_api.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from xlatrainer.backend.executor import run_pending
 from xlatrainer.backend.garbage import collector_paused
 from xlatrainer.backend.ir import DeviceData, Node, Value
 from xlatrainer.backend.program import Program
+from xlatrainer.backend.replay.host_arguments import HostReads, opaque_arguments
 from xlatrainer.backend.replay.optimizers import Section, Shadow, Unlike
 from xlatrainer.backend.replay.snapshot import Cell, Snapshot, same
 from xlatrainer.backend.state import state
@@ -51,6 +52,7 @@ class Observation:
     Attributes:
         result: what the function returned.
         sources: of each leaf of the program; all places that held the same value.
+        read_on_host: contents of CPU tensors among the arguments that the function's Python read.
         updates: storages that were given another value: the place of a tensor over it, and its origin.
         rebound: places that were given a new tensor, by the origin of its value; places of one tensor together.
         moved: places that were given a tensor which another place, or an argument, had before.
@@ -65,6 +67,7 @@ class Observation:
     program: Program | None = None
     sources: list[list[Origin]] = field(default_factory=list)
     constants: dict[int, tuple[torch.Tensor, Value]] = field(default_factory=dict)
+    read_on_host: dict[int, torch.Tensor] = field(default_factory=dict)
     floats: list[float] = field(default_factory=list)
     ints: list[int] = field(default_factory=list)
     draws: int = 0
@@ -97,6 +100,10 @@ class Observation:
             before = earlier.constants.get(position)
             if before is None or not torch.equal(tensor, before[0]):
                 return f"it copied other contents to the device than before: a CPU tensor {list(tensor.shape)}"
+        if self.read_on_host.keys() != earlier.read_on_host.keys() or not all(
+            torch.equal(tensor, earlier.read_on_host[index]) for index, tensor in self.read_on_host.items()
+        ):
+            return "it read a CPU tensor among its arguments, which had other contents before"
         if self._places() != earlier._places():
             return "it read or wrote other tensors than before"
         if self._returned() != earlier._returned():
@@ -232,7 +239,10 @@ def observe(
     run_pending(STEP_BEGINS)
     with collector_paused():
         before = Snapshot(roots)
-    given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+    arguments = tree_flatten((args, kwargs))[0]
+    given = [leaf for leaf in arguments if isinstance(leaf, torch.Tensor)]
+    on_host = _host_contents(given)
+    reads = HostReads(given)
     watch = _Watch(full_graph)
     generators = _host_generators()
     contents = _contents(before, given)
@@ -243,7 +253,7 @@ def observe(
     trace = state.trace
     state.observer = watch
     try:
-        with state.lazy_region():
+        with state.lazy_region(), reads if on_host else contextlib.nullcontext():
             result = function(*args, **kwargs)
         leaves, pending, floats, ints = list(trace.leaves), list(trace.pending), list(trace.floats), list(trace.ints)
     finally:
@@ -252,7 +262,8 @@ def observe(
             hook.remove()
     program = run_pending(STEP_ENDS)
     seen = Observation(result, floats=floats, ints=ints, draws=trace.random_draws, node=trace.node, program=program)
-    seen.reasons += before.opaque + watch.interruptions
+    seen.reasons += before.opaque + watch.interruptions + opaque_arguments(arguments)
+    _find_host_reads(seen, given, on_host, reads.read)
     if program is None and not seen.reasons:
         seen.reasons.append("it recorded nothing")
     if _host_generators() != generators:
@@ -261,6 +272,28 @@ def observe(
         with collector_paused():
             _describe(seen, before, contents, given, watch, leaves, pending)
     return seen
+
+
+def _host_contents(given: list[torch.Tensor]) -> dict[int, torch.Tensor | None]:
+    """Copies of the CPU tensors among the arguments, None for large ones."""
+    return {
+        index: tensor.detach().clone() if tensor.numel() * tensor.element_size() <= MAX_CONSTANT_BYTES else None
+        for index, tensor in enumerate(given)
+        if not _is_on_device(tensor)
+    }
+
+
+def _find_host_reads(
+    seen: Observation, given: list[torch.Tensor], before: dict[int, torch.Tensor | None], read: set[int]
+) -> None:
+    for index in sorted(read):
+        contents = before[index]
+        if contents is None:
+            seen.reasons.append(f"it reads a CPU tensor {list(given[index].shape)} among its arguments on the host")
+        elif not torch.equal(contents, given[index]):
+            seen.reasons.append(f"it changes a CPU tensor {list(given[index].shape)} among its arguments")
+        else:
+            seen.read_on_host[index] = contents
 
 
 @dataclass

@@ -66,6 +66,7 @@ class Plan:
         self._positions = {slot: index for index, slot in enumerate(self.program.outputs)}
         self._floats = np.array(seen.floats, np.float64)  # another array when a number changes: XLA may still read it
         self.ints = np.array(seen.ints, np.int64)
+        self._read_on_host = list(seen.read_on_host.items())
         self._donated = [index for index, given in enumerate(self.program.donated) if given]
         self._settings = list(seen.settings)
         self.follow(snapshot)
@@ -140,6 +141,7 @@ class Plan:
             Mismatch: if something is not as it was; nothing has happened then.
         """
         floats = self.numbers(shadows)
+        self.check_read(given)
         values = self.inputs(given)
         buffers, copied = self.buffers(values, range(len(values)))
         random = (state.seed, state.random_offset)
@@ -167,6 +169,12 @@ class Plan:
                 for position, buffer in zip(positions, buffers, strict=True)
             ]
         return buffers, copied
+
+    def check_read(self, given: list[torch.Tensor]) -> None:
+        """Raise `Mismatch` if an argument that the function reads on the host holds something else than before."""
+        for index, contents in self._read_on_host:
+            if not torch.equal(contents, given[index]):
+                raise Mismatch(f"it reads a CPU tensor {list(contents.shape)}, which held something else before")
 
     def numbers(self, shadows: dict[int, Shadow]) -> "np.ndarray[Any, Any]":
         """The floats of this step: the shadows record theirs, unless nothing that they depend on has changed."""

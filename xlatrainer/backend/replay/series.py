@@ -66,6 +66,8 @@ class Series:
     ) -> list[Any]:
         """Run the steps; returns what each would have returned. `before_each` is called before a step's numbers."""
         plan, program = self.plan, self.plan.program
+        for given in batches:
+            plan.check_read(given)
         values = plan.inputs(batches[0])
         data = [[plan.argument(position, given).buffer for position in self._batch] for given in batches]
         floats = []

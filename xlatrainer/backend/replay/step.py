@@ -1,7 +1,7 @@
 """`ReplayedStep`: a function that is run as always until its steps repeat, and then without its Python.
 
-May import: series, plan, observation, snapshot, optimizers, executor, precision, state, config, counters,
-_private_api.
+May import: series, plan, observation, host_arguments, snapshot, optimizers, executor, precision, state, config,
+counters, _private_api.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from xlatrainer.backend.executor import let_large_run_end, raise_failed_checks, 
 from xlatrainer.backend.precision import refresh_policy
 from xlatrainer.backend.program import Program
 from xlatrainer.backend.replay.graphs import GraphLimit
+from xlatrainer.backend.replay.host_arguments import is_plain
 from xlatrainer.backend.replay.observation import STEP_BEGINS, STEP_ENDS, Observation, observe, whole_graph
 from xlatrainer.backend.replay.optimizers import Shadow
 from xlatrainer.backend.replay.plan import Mismatch, Plan
@@ -59,8 +60,9 @@ class ReplayedStep:
     Python again, as does, now and then, an audit.
 
     A function that changes Python state other than by giving a place another tensor, that draws numbers from Python's,
-    NumPy's or torch's CPU generators, or that reads a value, is never replayed. What it prints or sends away, on the
-    other hand, cannot be seen.
+    NumPy's or torch's CPU generators, that reads a value of the device, or that is given other objects than tensors,
+    numbers, strings and their like, is never replayed. What it reads on the host of a CPU tensor that it is given must
+    be as it was. What it prints or sends away, on the other hand, cannot be seen.
 
     Args:
         function: makes a step.
@@ -260,7 +262,7 @@ def _key(leaves: list[Any], tree: Any) -> Any:
 def _kind(leaf: Any) -> Any:
     """What of an argument decides which plan serves: all of a plain value, of a tensor everything but its contents."""
     if not isinstance(leaf, torch.Tensor):
-        return type(leaf), leaf if isinstance(leaf, int | float | complex | str | bytes) else id(leaf)
+        return type(leaf), leaf if is_plain(leaf) else id(leaf)
     layout = (tuple(leaf.shape), leaf.dtype, leaf.requires_grad, leaf.stride(), leaf.storage_offset())
     if leaf.device.type != "xla":
         return layout, str(leaf.device)
