@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from xlatrainer.backend.lowerings import convolution_spans
+from xlatrainer.backend.lowerings import convolution_depthwise, convolution_spans
 from xlatrainer.backend.lowerings.fusion import channels_moved
 from xlatrainer.backend.lowerings.unfolding import (
     apart,
@@ -33,7 +33,7 @@ from xlatrainer.backend.lowerings.unfolding import (
     together,
     windows_of_pixels,
 )
-from xlatrainer.backend.lowerings.windows import at_offset, padded_for, spread_from, windows_of
+from xlatrainer.backend.lowerings.windows import windows_of
 
 __all__ = ["forward", "in_order", "input_gradient", "weight_gradient"]
 
@@ -41,17 +41,6 @@ MOST_TAPS = 50  # of a sum with one term for each position in the window: more m
 FEW_POSITIONS = 64  # of the output, batch included: a dot of so few rows is slower than one of so few columns
 MOST_COLUMNS = 4_000_000  # elements of unfolded windows: beyond, they go through memory, unless unfolded in spans
 MOST_INDICES = 2_000_000  # pixels of an image's unfolded windows: their places are a constant of the program
-
-
-def _over(array, spatial):
-    """`array` with dims of size 1 behind it for the spatial ones."""
-    return array.reshape(array.shape + (1,) * len(spatial))
-
-
-def _by_channel(weight, geometry):
-    """The kernels of a convolution with one channel a group. Shape: taps x groups x (output channels of a group)."""
-    groups = geometry.groups
-    return weight.reshape(groups, weight.shape[0] // groups, -1).transpose(2, 0, 1)
 
 
 def _unfolds(batch, windows, channels, geometry):
@@ -135,12 +124,7 @@ def forward(input, weight, geometry):
     windows = windows_of(input.shape[2:], weight.shape[2:], stride, padding, dilation)
     taps, positions = math.prod(windows.kernel), input.shape[0] * math.prod(windows.output)
     if weight.shape[1] == 1 and 1 < taps <= MOST_TAPS:
-        input, weight = lax.optimization_barrier((input, weight))
-        padded = padded_for(input[:, :, None], windows, 0)
-        total = 0
-        for offset, kernel in zip(windows.offsets(), _by_channel(weight, geometry), strict=True):
-            total = total + at_offset(padded, windows, offset) * _over(kernel, windows.output)
-        return lax.optimization_barrier(total).reshape(input.shape[0], weight.shape[0], *windows.output)
+        return convolution_depthwise.forward(input, weight, windows)
     if _unfolds(input.shape[0], windows, input.shape[1], geometry):
         input = apart(input, groups)
         unfolding = _Unfolding(windows, input.shape[0], input.shape[2:], input.shape[1], weight.shape[0] // groups)
@@ -161,12 +145,7 @@ def input_gradient(grad_output, weight, geometry, spatial):
     batch, channels = grad_output.shape[0], weight.shape[1] * groups
     taps = math.prod(windows.kernel)
     if weight.shape[:2] == (groups, 1) and taps <= MOST_TAPS:
-        grad_output, weight = lax.optimization_barrier((grad_output, weight))
-        total = 0
-        for offset, kernel in zip(windows.offsets(), _by_channel(weight, geometry), strict=True):
-            share = grad_output * _over(kernel[:, 0], windows.output)
-            total = total + spread_from(share, windows, offset, spatial)
-        return lax.optimization_barrier(total)
+        return convolution_depthwise.input_gradient(grad_output, weight, windows, spatial)
     if taps <= MOST_TAPS and _unfolds(batch, windows, channels, geometry):
         unfolding = _Unfolding(windows, groups * batch, spatial, channels // groups, weight.shape[0] // groups)
         pixels = pixels_of(apart(grad_output, groups))
@@ -181,10 +160,7 @@ def weight_gradient(input, grad_output, geometry, kernel):
     windows = windows._replace(output=tuple(grad_output.shape[2:]))
     out_channels, taps = grad_output.shape[1], math.prod(kernel)
     if input.shape[1] == out_channels == groups and taps <= MOST_TAPS:
-        input, grad_output = lax.optimization_barrier((input, grad_output))
-        padded, axes = padded_for(input, windows, 0), (0, *range(2, input.ndim))
-        sums = [jnp.sum(at_offset(padded, windows, offset) * grad_output, axes) for offset in windows.offsets()]
-        return jnp.stack(sums, 1).reshape(groups, 1, *kernel)
+        return convolution_depthwise.weight_gradient(input, grad_output, windows)
     if _unfolds(input.shape[0], windows, input.shape[1], geometry):
         input, grad_output = apart(input, groups), apart(grad_output, groups)
         unfolding = _Unfolding(windows, input.shape[0], input.shape[2:], input.shape[1], out_channels // groups)
