@@ -82,8 +82,8 @@ ALTERNATIVES: dict[str, tuple[Patch, list[str]]] = {
         _constants(attention, _SHORTEST_SPAN=1, _LONG=1, _AT_ONCE=1),
         _ATTENTION,
     ),
-    "channels innermost": (_constants(fusion, FEW_CHANNELS=1), _IMAGES),
-    "channels as they are": (_constants(fusion, FEW_CHANNELS=_EVERY), _IMAGES),
+    "channels innermost": (_constants(fusion, FEW_CHANNELS=1), [*_CONVOLUTIONS, *_IMAGES, "cat"]),
+    "channels as they are": (_constants(fusion, FEW_CHANNELS=_EVERY), [*_CONVOLUTIONS, *_IMAGES, "cat"]),
     "rows combined, however short": (_constants(leading_axes, LONG_ROW=1), _REDUCTIONS),
     "the forms of other platforms": (_as_elsewhere, [*_CONVOLUTIONS, *_IMAGES, *_ATTENTION]),
 }

@@ -16,7 +16,6 @@ May import: convolution_spans, unfolding, fusion, windows, jax.
 import functools
 import math
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 

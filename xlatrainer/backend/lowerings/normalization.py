@@ -8,7 +8,7 @@ from jax import lax
 
 from xlatrainer.backend.lowerings import leading_axes
 from xlatrainer.backend.lowerings.arithmetic import add, converted, mul, sub
-from xlatrainer.backend.lowerings.fusion import materialized
+from xlatrainer.backend.lowerings.fusion import materialized, materialized_images
 from xlatrainer.backend.lowerings.registry import lowering
 
 
@@ -123,6 +123,8 @@ def native_batch_norm_backward(
         mean_grad, along = materialized(mul(grad_bias, share), mul(grad_weight, share))
         grad = sub(sub(grad, _per_channel(mean_grad, x)), mul(centered, _per_channel(mul(along, invstd), x)))
     grad_input = mul(grad, _per_channel(scale, x))
+    if x.ndim in (4, 5):  # or each of many readers, such as those of the parts of a concatenation, computes it anew
+        grad_input = materialized_images(grad_input)
     kind = input.dtype if weight is None else weight.dtype
     # torch's shape inference counts on the gradient of the input always; XLA drops what nobody reads.
     return (

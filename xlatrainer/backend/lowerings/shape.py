@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from xlatrainer.backend.dtypes import to_numpy
+from xlatrainer.backend.lowerings import fusion
+from xlatrainer.backend.lowerings.platforms import on_cpu_or_else
 from xlatrainer.backend.lowerings.registry import lowering
 
 
@@ -90,7 +92,26 @@ def cat(tensors, dim=0, *, out_specs):
     """Empty one-dimensional tensors are skipped whatever the shape of the others, as torch always did."""
     dtype = to_numpy(out_specs[0].dtype)
     parts = [tensor.astype(dtype) for tensor in tensors if tensor.shape != (0,)]
-    return jnp.concatenate(parts, dim) if parts else jnp.zeros(out_specs[0].shape, dtype)
+    if not parts:
+        return jnp.zeros(out_specs[0].shape, dtype)
+    if len(parts) > 1 and parts[0].ndim in (4, 5) and dim % parts[0].ndim == 1:
+        return on_cpu_or_else(_feature_maps_joined, lambda *parts: jnp.concatenate(parts, 1), *parts)
+    return jnp.concatenate(parts, dim)
+
+
+def _feature_maps_joined(*parts):
+    """Joined along their channels, which lie innermost in memory if they are many, as convolutions have them.
+
+    As matrices: of more dims XLA joins in torch's order, and transposes before and behind.
+    """
+    channels = sum(part.shape[1] for part in parts)
+    if channels < fusion.FEW_CHANNELS:
+        return lax.concatenate(parts, 1)
+    inner = [fusion.channels_moved(part, 1, part.ndim - 1) for part in parts]
+    shape = inner[0].shape[:-1]
+    matrix = lax.concatenate([part.reshape(math.prod(shape), part.shape[-1]) for part in inner], 1)
+    images = lax.optimization_barrier(matrix).reshape(*shape, channels)
+    return fusion.channels_moved(images, images.ndim - 1, 1)
 
 
 @lowering("stack", "_stack", takes_specs=True)
