@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from benchmarks import cache, compile_times, eager, loader, memory, scale, steps, tfrecord, trace, transfer
+from benchmarks import cache, compile_times, eager, loader, memory, scale, steps, tfrecord, trace, transfer, zoo
 
 COMMANDS = {
     "steps": steps,
@@ -16,6 +16,7 @@ COMMANDS = {
     "tfrecord": tfrecord,
     "loader": loader,
     "cache": cache,
+    "zoo": zoo,
 }
 
 
