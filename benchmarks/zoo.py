@@ -31,7 +31,7 @@ from xlatrainer.optional import require
 
 CLASSES = 10
 BLOCKS, STEPS = 5, 5
-WARM_UP = 3  # steps, of which two compile: SGD makes its momentum in the first
+WARM_UP = 3  # steps: the first compiles, two have to agree before further ones are replayed
 
 Example = tuple[nn.Module, Tensor]
 

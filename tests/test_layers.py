@@ -61,6 +61,7 @@ LAYERS = (
         (
             "xlatrainer.backend.replay",
             "xlatrainer.backend.replay.optimizers",
+            "xlatrainer.backend.replay.optimizer_state",
             "xlatrainer.backend.replay.snapshot",
             "xlatrainer.backend.replay.graphs",
             "xlatrainer.backend.replay.host_arguments",

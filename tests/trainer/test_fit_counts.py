@@ -14,9 +14,9 @@ import torch
 
 from tests.trainer.helpers import class_batches, classifier
 from xlatrainer.backend import counters
+from xlatrainer.backend.replay.optimizer_state import initialize_state
 from xlatrainer.callbacks.callback import Callback
 from xlatrainer.callbacks.lambda_callback import LambdaCallback
-from xlatrainer.trainer.optimizer_state import initialize_state
 from xlatrainer.trainer.trainer import Trainer
 
 OPTIMIZERS = {

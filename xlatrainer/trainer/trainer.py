@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.optim import Optimizer
 
+from xlatrainer.backend.replay.optimizer_state import initialize_state
 from xlatrainer.callbacks.callback import Callback
 from xlatrainer.callbacks.callback_list import CallbackList, stateful_callbacks
 from xlatrainer.callbacks.durations import Duration
@@ -29,7 +30,6 @@ from xlatrainer.trainer.inputs import Limits, batches_to_evaluate, batches_to_pr
 from xlatrainer.trainer.interruption import EXIT_CODE, Interruption
 from xlatrainer.trainer.loops import FitPlan, evaluate_loop, fit_loop, predict_loop
 from xlatrainer.trainer.losses import LossSpec, binary_threshold, resolve_loss
-from xlatrainer.trainer.optimizer_state import initialize_state
 from xlatrainer.trainer.optimizers import OptimizerSpec, parameter_names, resolve_optimizers
 from xlatrainer.trainer.padding import Padding
 from xlatrainer.trainer.persistence import Persistence

@@ -1,6 +1,7 @@
 """One call of a function, run as always and watched: where its program's inputs came from and where its outputs went.
 
-May import: snapshot, optimizers, host_arguments, executor, tensor, strided, state, garbage, ir, _private_api.
+May import: snapshot, optimizers, optimizer_state, host_arguments, executor, tensor, strided, state, garbage, ir,
+_private_api.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from xlatrainer.backend.garbage import collector_paused
 from xlatrainer.backend.ir import DeviceData, Node, Value
 from xlatrainer.backend.program import Program
 from xlatrainer.backend.replay.host_arguments import HostReads, opaque_arguments
+from xlatrainer.backend.replay.optimizer_state import initialize_state_of_step
 from xlatrainer.backend.replay.optimizers import Section, Shadow, Unlike
 from xlatrainer.backend.replay.snapshot import Cell, Snapshot, same
 from xlatrainer.backend.state import state
@@ -175,6 +177,9 @@ class _Watch:
         if any(args[1:]) or kwargs:
             self.interruptions.append(f"{type(optimizer).__name__}.step was given a closure")
             return
+        state.observer = None  # what is copied here is the step's to write over, as later steps find it in its place
+        initialize_state_of_step(optimizer)
+        state.observer = self
         with state.lock:
             try:
                 shadow = Shadow(optimizer)

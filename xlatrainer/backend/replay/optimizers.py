@@ -134,7 +134,7 @@ class Shadow:
         """Record a step of the shadow; returns the node where it ends and its floats. Advances its host state.
 
         Raises:
-            Unlike: if the step reads a tensor's value, which the shadow's have not.
+            Unlike: if the step reads a tensor's value, which the shadow's have not, or needs parameters of some shape.
         """
         for mine, real in zip(self._shadow.param_groups, self.optimizer.param_groups, strict=True):
             members = mine["params"]
@@ -147,6 +147,8 @@ class Shadow:
             bare_step(self._shadow)
         except LostValueError as error:
             raise Unlike("its step reads a value") from error
+        except Exception as error:  # somebody's code, on parameters of one element that it was not made for (Muon)
+            raise Unlike(f"its step does not work with one element in place of each parameter: {error}") from error
         finally:
             state.trace, state.random_offset = before, offset
             for tensor, value in self._tensors:

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from xlatrainer.trainer.optimizer_state import initialize_state
+import xlatrainer as xla
+from xlatrainer.backend import counters
+from xlatrainer.backend.replay.optimizer_state import initialize_state
 from xlatrainer.trainer.optimizers import OPTIMIZERS
 
 CASES: dict[str, Any] = {
@@ -68,3 +70,36 @@ def test_a_state_that_is_there_stays() -> None:
     after = optimizer.state_dict()
     assert torch.equal(before["state"][0]["exp_avg"], after["state"][0]["exp_avg"])
     assert after["state"][0]["step"] == 3
+
+
+def _steps(
+    device: str, make: Any, compiled: bool, steps: int = 5
+) -> tuple[list[float], nn.Module, torch.optim.Optimizer]:
+    """Of a compiled step, which nobody has told of its optimizer, on a model of which a part is not used."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"used": nn.Linear(4, 3, bias=False), "unused": nn.Linear(2, 2, bias=False)}).to(device)
+    optimizer = make(model.parameters())
+    batches = [torch.randn(5, 4).to(device) for _ in range(steps)]
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model["used"](batch).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    run = xla.compile(step) if compiled else step
+    xla.sync()  # Adagrad makes its state when it is made
+    counters.reset()
+    return [run(batch).item() for batch in batches], model, optimizer
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_compiled_step_is_one_program_from_the_first_on(name: str) -> None:
+    expected, on_cpu, theirs = _steps("cpu", CASES[name], compiled=False)
+    losses, model, optimizer = _steps("xla", CASES[name], compiled=True)
+    assert losses == pytest.approx(expected, rel=1e-4)
+    torch.testing.assert_close(model["used"].weight.cpu(), on_cpu["used"].weight, rtol=1e-4, atol=1e-5)
+    assert optimizer.state_dict()["state"].keys() == theirs.state_dict()["state"].keys()
+    if name not in NOT_FORESEEN:
+        assert counters.value("UncachedCompile") == 1

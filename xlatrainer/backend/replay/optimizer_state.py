@@ -3,6 +3,8 @@
 torch's optimizers make their state inside the first `step`. On a lazy device that step is then a program of its own,
 compiled for minutes to run once. What the first step would begin with is found by asking the optimizer itself, with one
 small parameter on the CPU, and taken only if it comes to the same update as a step that makes its own state.
+
+May import: tensor, _private_api.
 """
 
 import copy
@@ -14,13 +16,45 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from xlatrainer.backend._private_api import bare_optimizer, bare_step
+from xlatrainer.backend.tensor import storage_data
 
-__all__ = ["initialize_state"]
+__all__ = ["initialize_state", "initialize_state_of_step"]
 
 _ON_PARAMETER = object()  # stands for zeros like the parameter
 
 
-def initialize_state(optimizer: Optimizer, put_beside: Callable[[Tensor, Tensor], Tensor] | None = None) -> None:
+def initialize_state_of_step(optimizer: Optimizer) -> None:
+    """`initialize_state` for the parameters that a step about to be made updates, if they are whole on the device.
+
+    The state of what is sharded is left to the step, in which it is sharded like the gradient.
+    """
+    updated = [
+        parameter for group in optimizer.param_groups for parameter in group["params"] if _has_gradient(parameter)
+    ]
+    if updated and all(_is_whole_on_device(parameter) for parameter in updated):
+        initialize_state(optimizer, among=_has_gradient)
+
+
+def _has_gradient(parameter: Tensor) -> bool:
+    return parameter.grad is not None
+
+
+def _is_whole_on_device(parameter: Tensor) -> bool:
+    if parameter.device.type != "xla":
+        return False
+    value = storage_data(parameter).value
+    return value is not None and value.sharding is None
+
+
+def _requires_gradient(parameter: Tensor) -> bool:
+    return parameter.requires_grad
+
+
+def initialize_state(
+    optimizer: Optimizer,
+    put_beside: Callable[[Tensor, Tensor], Tensor] | None = None,
+    among: Callable[[Tensor], bool] = _requires_gradient,
+) -> None:
     """Give each parameter without any state what the optimizer's first step would begin with.
 
     Leaves an optimizer alone whose state cannot be foreseen so: its first step makes it, as always.
@@ -29,10 +63,11 @@ def initialize_state(optimizer: Optimizer, put_beside: Callable[[Tensor, Tensor]
         optimizer: Of parameters on their device.
         put_beside: Makes the copy on the device of a CPU tensor that is kept for a parameter; see `Strategy`. Default
             None: a copy on the parameter's device.
+        among: Which parameters; default those that require a gradient.
     """
     put = put_beside or (lambda parameter, tensor: tensor.to(parameter.device, copy=True))
     for group in optimizer.param_groups:
-        fresh = [p for p in group["params"] if p.requires_grad and not optimizer.state.get(p)]
+        fresh = [p for p in group["params"] if among(p) and not optimizer.state.get(p)]
         if not fresh:
             continue
         initial = _initial_state(optimizer, group, fresh[0].dtype)
