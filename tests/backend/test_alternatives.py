@@ -73,7 +73,10 @@ ALTERNATIVES: dict[str, tuple[Patch, list[str]]] = {
         ),
         _CONVOLUTIONS,
     ),
-    "convolution without sums over taps": (_constants(convolution_cpu, MOST_TAPS=_NONE), _CONVOLUTIONS),
+    "convolution without sums over taps": (
+        _constants(convolution_cpu, MOST_TAPS=_NONE, MOST_DEPTHWISE_TAPS=_NONE),
+        _CONVOLUTIONS,
+    ),
     "attention at once": (_constants(attention, _LONG=_EVERY), _ATTENTION),
     "attention in blocks": (_constants(attention, _LONG=1, _AT_ONCE=1), _ATTENTION),
     "causal attention at once": (_constants(attention, _SHORTEST_SPAN=_EVERY), _ATTENTION),

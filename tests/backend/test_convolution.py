@@ -136,7 +136,7 @@ def test_the_places_of_windows_are_those_of_one_image_whatever_the_batch() -> No
 def in_spans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans of some images, or of a part of one, whatever the shape."""
     monkeypatch.setattr(convolution_cpu, "MOST_COLUMNS", 0)
-    monkeypatch.setattr(convolution_cpu, "MOST_TAPS", 0)  # no sums over taps for one channel a group
+    monkeypatch.setattr(convolution_cpu, "MOST_DEPTHWISE_TAPS", 0)  # no sums over taps for one channel a group
     monkeypatch.setattr(convolution_spans, "FEW_CHANNELS", 1)
     monkeypatch.setattr(convolution_spans, "AT_ONCE", 5000 if request.param == "images" else 200)
 

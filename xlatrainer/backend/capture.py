@@ -88,9 +88,11 @@ def compile(
     runs before a call, what the call recorded runs at its end, in eager mode too. After two calls in a row that did the
     same, further ones with arguments of the same kind start the program directly: contents of tensors, learning rates
     and step counts of optimizers and random numbers are its inputs. Changed modes, settings, shapes or `requires_grad`
-    are noticed, and a function that reads values, draws from Python's `random` or changes Python state runs its Python
-    every time; the attribute `step.reason` says why. Results do not require gradients if the function made an
-    optimizer's update.
+    are noticed, and so is what the function reads on the host of a CPU tensor that it is given. A function that reads
+    values of the device, draws from Python's `random`, changes Python state or is given other objects than tensors,
+    numbers, strings and their like runs its Python every time; the attribute `step.reason` says why. An optimizer's
+    state is made before its first update, so that the first call is no program of its own. Results do not require
+    gradients if the function made an optimizer's update.
 
     Args:
         fn_or_module: a function or a module, of tensors on the device; None to use `compile` as a decorator with

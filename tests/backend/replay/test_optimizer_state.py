@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import xlatrainer as xla
+from xlatrainer import config
 from xlatrainer.backend import counters
 from xlatrainer.backend.replay.optimizer_state import initialize_state
 from xlatrainer.trainer.optimizers import OPTIMIZERS
@@ -103,3 +104,26 @@ def test_a_compiled_step_is_one_program_from_the_first_on(name: str) -> None:
     assert optimizer.state_dict()["state"].keys() == theirs.state_dict()["state"].keys()
     if name not in NOT_FORESEEN:
         assert counters.value("UncachedCompile") == 1
+
+
+def test_a_step_is_not_cut_where_its_state_is_made() -> None:
+    """A copy to the device ends a trace in which much is pending."""
+    results = {}
+    for device in ("cpu", "xla"):
+        parameters = [nn.Parameter(torch.ones(2, device=device)) for _ in range(4)]
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+        def step(parameters: Any = parameters, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            sum((parameter * parameter).sum() for parameter in parameters).backward()
+            optimizer.step()
+
+        run = xla.compile(step) if device == "xla" else step
+        xla.sync()
+        counters.reset()
+        with config.override(max_pending_nodes=10):
+            for _ in range(4):
+                run()
+        results[device] = parameters[0].tolist()
+    assert counters.value("UncachedCompile") == 1
+    assert results["xla"] == pytest.approx(results["cpu"])

@@ -36,7 +36,8 @@ from xlatrainer.backend.lowerings.windows import windows_of
 
 __all__ = ["forward", "in_order", "input_gradient", "weight_gradient"]
 
-MOST_TAPS = 50  # of a sum with one term for each position in the window: more make the program large
+MOST_TAPS = 50  # gathers that fold a matrix, one for each position in the window: more make the program large
+MOST_DEPTHWISE_TAPS = 1000  # terms of a sum: 31 x 31 of them take XLA a second and a half to compile
 FEW_POSITIONS = 64  # of the output, batch included: a dot of so few rows is slower than one of so few columns
 MOST_COLUMNS = 4_000_000  # elements of unfolded windows: beyond, they go through memory, unless unfolded in spans
 MOST_INDICES = 2_000_000  # pixels of an image's unfolded windows: their places are a constant of the program
@@ -122,7 +123,7 @@ def forward(input, weight, geometry):
     stride, padding, dilation, groups = geometry
     windows = windows_of(input.shape[2:], weight.shape[2:], stride, padding, dilation)
     taps, positions = math.prod(windows.kernel), input.shape[0] * math.prod(windows.output)
-    if weight.shape[1] == 1 and 1 < taps <= MOST_TAPS:
+    if weight.shape[1] == 1 and 1 < taps <= MOST_DEPTHWISE_TAPS:
         return convolution_depthwise.forward(input, weight, windows)
     if _unfolds(input.shape[0], windows, input.shape[1], geometry):
         input = apart(input, groups)
@@ -143,7 +144,7 @@ def input_gradient(grad_output, weight, geometry, spatial):
     windows = windows._replace(output=tuple(grad_output.shape[2:]))  # output_padding makes more of them
     batch, channels = grad_output.shape[0], weight.shape[1] * groups
     taps = math.prod(windows.kernel)
-    if weight.shape[:2] == (groups, 1) and taps <= MOST_TAPS:
+    if weight.shape[:2] == (groups, 1) and taps <= MOST_DEPTHWISE_TAPS:
         return convolution_depthwise.input_gradient(grad_output, weight, windows, spatial)
     if taps <= MOST_TAPS and _unfolds(batch, windows, channels, geometry):
         unfolding = _Unfolding(windows, groups * batch, spatial, channels // groups, weight.shape[0] // groups)
@@ -158,7 +159,7 @@ def weight_gradient(input, grad_output, geometry, kernel):
     windows = windows_of(input.shape[2:], kernel, stride, padding, dilation)
     windows = windows._replace(output=tuple(grad_output.shape[2:]))
     out_channels, taps = grad_output.shape[1], math.prod(kernel)
-    if input.shape[1] == out_channels == groups and taps <= MOST_TAPS:
+    if input.shape[1] == out_channels == groups and taps <= MOST_DEPTHWISE_TAPS:
         return convolution_depthwise.weight_gradient(input, grad_output, windows)
     if _unfolds(input.shape[0], windows, input.shape[1], geometry):
         input, grad_output = apart(input, groups), apart(grad_output, groups)

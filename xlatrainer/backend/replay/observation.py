@@ -177,9 +177,7 @@ class _Watch:
         if any(args[1:]) or kwargs:
             self.interruptions.append(f"{type(optimizer).__name__}.step was given a closure")
             return
-        state.observer = None  # what is copied here is the step's to write over, as later steps find it in its place
         initialize_state_of_step(optimizer)
-        state.observer = self
         with state.lock:
             try:
                 shadow = Shadow(optimizer)

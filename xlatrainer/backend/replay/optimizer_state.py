@@ -4,7 +4,7 @@ torch's optimizers make their state inside the first `step`. On a lazy device th
 compiled for minutes to run once. What the first step would begin with is found by asking the optimizer itself, with one
 small parameter on the CPU, and taken only if it comes to the same update as a step that makes its own state.
 
-May import: tensor, _private_api.
+May import: transfer, tensor, _private_api.
 """
 
 import copy
@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from xlatrainer.backend._private_api import bare_optimizer, bare_step
 from xlatrainer.backend.tensor import storage_data
+from xlatrainer.backend.transfer import uploaded
 
 __all__ = ["initialize_state", "initialize_state_of_step"]
 
@@ -32,7 +33,8 @@ def initialize_state_of_step(optimizer: Optimizer) -> None:
         parameter for group in optimizer.param_groups for parameter in group["params"] if _has_gradient(parameter)
     ]
     if updated and all(_is_whole_on_device(parameter) for parameter in updated):
-        initialize_state(optimizer, among=_has_gradient)
+        # A step that is observed does not see the copies: they are its to write over, as what later steps find there.
+        initialize_state(optimizer, lambda parameter, zeros: uploaded(zeros), _has_gradient)
 
 
 def _has_gradient(parameter: Tensor) -> bool:
