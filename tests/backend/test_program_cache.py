@@ -1,5 +1,6 @@
 """Compiled programs on disk: a second process compiles nothing, and no damage to a file does harm."""
 
+import json
 import math
 import os
 import subprocess
@@ -35,8 +36,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def train(folder: Path, **variables: str) -> tuple[list[float], dict[str, int]]:
-    import json
-
     environment = {**os.environ, "XLATRAINER_CACHE_DIR": str(folder), "STRATEGY": "single", **variables}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True, timeout=300
@@ -147,6 +146,51 @@ def test_programs_of_what_xla_writes_in_ways_of_their_own_are_found_again(operat
     assert not counted("UncachedCompile", before)
     for first, second in zip(*results, strict=True):
         torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+LINALG = """
+import json, sys, torch, xlatrainer as xla
+from xlatrainer.backend import counters
+name, path = sys.argv[1:]
+rows = torch.rand(6, 6, generator=torch.Generator().manual_seed(1)) + 3 * torch.eye(6)
+matrix = (rows + rows.mT).to("xla")
+if path:
+    found = xla.load_stablehlo(path)(matrix)
+else:
+    operator = torch.linalg.solve if name == "solve" else getattr(torch.linalg, name)
+    found = operator(matrix, matrix) if name == "solve" else operator(matrix)
+found = found if isinstance(found, tuple) else (found,)
+results = [torch.view_as_real(t).tolist() if t.is_complex() else t.tolist() for t in (t.cpu() for t in found)]
+print(json.dumps([results, counters.value("UncachedCompile"), counters.value("PersistentCacheHit")]))
+"""
+
+
+def computed_in_a_process(folder: Path, name: str, path: str = "") -> Any:
+    environment = {**os.environ, "XLATRAINER_CACHE_DIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", LINALG, name, path], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("name", ["inv", "cholesky", "qr", "svd", "eigh", "eig", "solve", "lu_factor", "matrix_exp"])
+def test_a_process_that_lowered_nothing_finds_the_library_that_a_program_calls(name: str, folder: Path) -> None:
+    """LAPACK's functions have no address before jaxlib is asked for them: the process died of a segmentation fault."""
+    expected, compiled, _ = computed_in_a_process(folder, name)
+    assert compiled
+    again, compiled, hits = computed_in_a_process(folder, name)
+    assert hits
+    assert not compiled
+    assert again == expected
+
+
+@pytest.mark.multiprocess
+def test_a_program_in_a_file_of_stablehlo_finds_it_too(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "qr.stablehlo"
+    xla.save_stablehlo(torch.linalg.qr, (torch.eye(6),), path)
+    assert computed_in_a_process(folder, "", str(path))[0] == computed_in_a_process(folder, "qr")[0]
 
 
 def test_what_xla_cannot_write_is_reported_and_compiled_by_each_process(

@@ -329,6 +329,18 @@ def put_on_device(array: Any, device: Any, copied: bool = True) -> Any:
     return xla_client.batched_device_put(aval, sharding, [array], [device], True, False, kind, enable_x64=True)
 
 
+def _prepare_library_calls(program: bytes) -> None:
+    """Have the functions there that a serialized program for the CPU calls (jaxlib 0.10).
+
+    jaxlib finds LAPACK's in scipy when an operator that needs one is lowered. A program that another process lowered
+    would call them at address 0.
+    """
+    if b"lapack_" in program:
+        from jaxlib import lapack  # here, since it imports scipy
+
+        lapack.prepare_lapack_call("potrf", jax.numpy.dtype("float32"))  # type: ignore[no-untyped-call]
+
+
 def load_executable(
     content: bytes, outputs: Sequence[Any], devices: Sequence[Any], place: Any
 ) -> Callable[..., list[Any]]:
@@ -340,6 +352,7 @@ def load_executable(
         devices: the JAX devices to run on, in the order of the program's.
         place: the device or the sharding that inputs which are no JAX arrays are put on.
     """
+    _prepare_library_calls(content)
     executable = devices[0].client.deserialize_executable(
         content, executable_devices=xla_client.DeviceList(tuple(devices))
     )
