@@ -116,6 +116,11 @@ def _attribute(options: Any) -> None:
 
 OBJECTS: dict[str, tuple[Callable[[], Any], Callable[[Any], float], Callable[[Any], None]]] = {
     "array": (lambda: np.array(BEFORE), lambda array: float(array.sum()), _in_place),
+    "sparse tensor": (
+        lambda: torch.tensor(BEFORE).to_sparse(),
+        lambda tensor: float(tensor.to_dense().sum()),
+        lambda tensor: tensor._values().copy_(torch.tensor(AFTER)),
+    ),
     "namespace": (lambda: SimpleNamespace(scale=3.0), lambda options: options.scale, _attribute),
 }
 

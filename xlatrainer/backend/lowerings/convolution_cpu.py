@@ -6,11 +6,11 @@ for which channels lie innermost; the rest is one dot. The gradient of the input
 Slices or paddings instead of gathers are a kernel for each position in the window: slower to compile and to run.
 `benchmarks/convolution.py` measures every form against XLA's own and torch's; the limits below come from there.
 
-`convolution_spans` does the same for large images, a span at a time.
+`convolution_spans` does the same for large images, a span at a time; one channel a group is `convolution_depthwise`'s.
 
 `geometry` is that of `convolution`. Each function returns None where XLA's own convolution is the better choice.
 
-May import: convolution_spans, unfolding, fusion, windows, jax.
+May import: convolution_depthwise, convolution_spans, unfolding, fusion, windows, jax.
 """
 
 import functools

@@ -41,7 +41,7 @@ def opaque_arguments(leaves: Sequence[Any]) -> list[str]:
         f"an argument is a {type(leaf).__module__}.{type(leaf).__qualname__}, into which replay does not look: pass "
         "tensors, numbers and strings, and let the function reach other objects as globals or attributes"
         for leaf in leaves
-        if not (isinstance(leaf, torch.Tensor) or is_plain(leaf))
+        if not (_is_dense(leaf) if isinstance(leaf, torch.Tensor) else is_plain(leaf))
     ]
 
 
@@ -59,7 +59,7 @@ class HostReads(TorchFunctionMode):
         self.read: set[int] = set()
         self._positions: dict[int, list[int]] = {}
         for position, tensor in enumerate(tensors):
-            if tensor.device.type == "cpu":
+            if _is_dense(tensor) and tensor.device.type == "cpu":
                 self._positions.setdefault(_memory(tensor), []).append(position)
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,6 +79,11 @@ class HostReads(TorchFunctionMode):
                 self.read.update(self._positions[memory])
 
 
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether it has one storage, which is to say all its contents."""
+    return tensor.layout is torch.strided
+
+
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
@@ -90,7 +95,7 @@ def _is_moved(result: Any, memory: int) -> bool:
 def _cpu_tensors(values: Any) -> Iterator[torch.Tensor]:
     for value in values:
         if isinstance(value, torch.Tensor):
-            if value.device.type == "cpu" and value.layout is torch.strided:
+            if _is_dense(value) and value.device.type == "cpu":
                 yield value
         elif isinstance(value, list | tuple):
             yield from _cpu_tensors(value)
