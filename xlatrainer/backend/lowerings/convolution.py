@@ -94,7 +94,7 @@ def weight_gradient(input, grad_output, geometry, kernel):
 
 
 def _best(native, on_cpu, *arrays):
-    """`native`, or on the CPU what is faster there for these shapes."""
+    """`native`, or on the CPU what is faster there for these shapes. The third array, if there is one, is the bias."""
     if arrays[0].dtype not in (jnp.float32, jnp.float64):
         return native(*arrays)
     return on_cpu_or_else(partial(_fenced, native, on_cpu), native, *arrays)
@@ -104,8 +104,12 @@ def _fenced(native, on_cpu, *arrays):
     result = on_cpu(*arrays)
     if result is not None:
         return result
-    arrays = lax.optimization_barrier(arrays)  # each is read many times: see `fusion`
-    return lax.optimization_barrier(native(*arrays))
+    operands = lax.optimization_barrier(arrays[:2])  # each is read many times: see `fusion`
+    return _plus(lax.optimization_barrier(native(*operands)), *arrays[2:])
+
+
+def _plus(out, bias=None):
+    return out if bias is None else out + bias.reshape((1, -1) + (1,) * (out.ndim - 2))
 
 
 def _rule(rank, *operands):
@@ -114,10 +118,18 @@ def _rule(rank, *operands):
     return [operand + "".join(next(letters) for _ in range(rank + 2 - len(operand))) for operand in operands]
 
 
-def _forward(input, weight, geometry):
+def _forward(input, weight, geometry, bias=None):
+    def native(input, weight, *bias):
+        return _plus(forward(input, weight, geometry), *bias)
+
+    def on_cpu(input, weight, *bias):
+        return convolution_cpu.forward(input, weight, geometry, *bias)
+
     image, kernel, out = _rule(len(geometry.stride), "n", "", "n")
-    best = partial(_best, partial(forward, geometry=geometry), partial(convolution_cpu.forward, geometry=geometry))
-    return partitioned(best, f"{image},{kernel}->{out}", "n", input, weight)
+    best = partial(_best, native, on_cpu)
+    if bias is None:
+        return partitioned(best, f"{image},{kernel}->{out}", "n", input, weight)
+    return partitioned(best, f"{image},{kernel},z->{out}", "n", input, weight, bias)
 
 
 def _input_gradient(grad_output, weight, geometry, spatial):
@@ -127,10 +139,11 @@ def _input_gradient(grad_output, weight, geometry, spatial):
     return partitioned(best, f"{image},{kernel}->{out}", "n", grad_output, weight)
 
 
-def _weight_gradient(input, grad_output, geometry, kernel):
+def _weight_gradient(input, grad_output, geometry, kernel, alone):
     options = {"geometry": geometry, "kernel": tuple(kernel)}
     image, of_output, out = _rule(len(geometry.stride), "n", "n", "")
-    best = partial(_best, partial(weight_gradient, **options), partial(convolution_cpu.weight_gradient, **options))
+    on_cpu = partial(convolution_cpu.weight_gradient, alone=alone, **options)
+    best = partial(_best, partial(weight_gradient, **options), on_cpu)
     return partitioned(best, f"{image},{of_output}->{out}", f"n{out}", input, grad_output)
 
 
@@ -169,11 +182,9 @@ def convolution(input, weight, bias, stride, padding, dilation, transposed, outp
     geometry = Geometry(per_dim(stride, rank), per_dim(padding, rank), per_dim(dilation, rank), groups)
     if transposed:
         spatial = _output_size(input, weight, geometry, per_dim(output_padding, rank))
-        out = _input_gradient(input, weight, geometry, spatial)
+        out = _plus(_input_gradient(input, weight, geometry, spatial), bias)
     else:
-        out = _forward(input, weight, geometry)
-    if bias is not None:
-        out = out + bias.reshape((1, -1) + (1,) * rank)
+        out = _forward(input, weight, geometry, bias)
     return out[0] if unbatched else out
 
 
@@ -193,7 +204,7 @@ def convolution_backward(
             grad_input = _input_gradient(grad_output, weight, geometry, input.shape[2:])
     if output_mask[1]:
         large, small = (grad_output, input) if transposed else (input, grad_output)
-        grad_weight = _weight_gradient(large, small, geometry, weight.shape[2:])
+        grad_weight = _weight_gradient(large, small, geometry, weight.shape[2:], alone=not output_mask[0])
         if grad_input is not None and not transposed:
             grad_input, grad_weight = _in_order(grad_input, grad_weight)
     if output_mask[2]:

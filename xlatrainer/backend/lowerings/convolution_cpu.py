@@ -118,13 +118,13 @@ class _Unfolding:
         return matrix.reshape(shape)
 
 
-def forward(input, weight, geometry):
-    """Shapes: N x C x spatial, O x C/groups x kernel to N x O x output."""
+def forward(input, weight, geometry, bias=None):
+    """Shapes: N x C x spatial, O x C/groups x kernel, O to N x O x output."""
     stride, padding, dilation, groups = geometry
     windows = windows_of(input.shape[2:], weight.shape[2:], stride, padding, dilation)
     taps, positions = math.prod(windows.kernel), input.shape[0] * math.prod(windows.output)
     if weight.shape[1] == 1 and 1 < taps <= MOST_DEPTHWISE_TAPS:
-        return convolution_depthwise.forward(input, weight, windows)
+        return convolution_depthwise.forward(input, weight, windows, bias)
     if _unfolds(input.shape[0], windows, input.shape[1], geometry):
         input = apart(input, groups)
         unfolding = _Unfolding(windows, input.shape[0], input.shape[2:], input.shape[1], weight.shape[0] // groups)
@@ -133,8 +133,12 @@ def forward(input, weight, geometry):
             out = lax.optimization_barrier(lax.dot(matrix, columns.T)).T
         else:
             out = _by_group(columns, _transposed(matrix, groups), groups)
-        return together(images_of(out, input.shape[0], windows.output), groups)
-    return convolution_spans.forward(input, weight, windows, groups)
+        out = together(images_of(out, input.shape[0], windows.output), groups)
+    else:
+        out = convolution_spans.forward(input, weight, windows, groups)
+    if out is None or bias is None:
+        return out
+    return out + bias.reshape((1, -1) + (1,) * (out.ndim - 2))  # a pass of the reader's: a dot adds nothing else
 
 
 def input_gradient(grad_output, weight, geometry, spatial):
@@ -153,8 +157,11 @@ def input_gradient(grad_output, weight, geometry, spatial):
     return convolution_spans.input_gradient(grad_output, weight, windows, groups, spatial)
 
 
-def weight_gradient(input, grad_output, geometry, kernel):
-    """Shapes: N x C x spatial, N x O x output to O x C/groups x `kernel`."""
+def weight_gradient(input, grad_output, geometry, kernel, alone=False):
+    """Shapes: N x C x spatial, N x O x output to O x C/groups x `kernel`.
+
+    `alone`: the input's gradient, which needs the pixels of the output's, is not asked for.
+    """
     stride, padding, dilation, groups = geometry
     windows = windows_of(input.shape[2:], kernel, stride, padding, dilation)
     windows = windows._replace(output=tuple(grad_output.shape[2:]))
@@ -164,8 +171,11 @@ def weight_gradient(input, grad_output, geometry, kernel):
     if _unfolds(input.shape[0], windows, input.shape[1], geometry):
         input, grad_output = apart(input, groups), apart(grad_output, groups)
         unfolding = _Unfolding(windows, input.shape[0], input.shape[2:], input.shape[1], out_channels // groups)
+        grad = _transposed(pixels_of(grad_output), groups)
+        if alone and groups == 1:
+            grad = channels_moved(grad_output, 1, 0).reshape(out_channels, -1)
         # Together, or XLA would take the columns of the forward pass, and keep those of all layers in memory until now.
-        grad, pixels = lax.optimization_barrier((_transposed(pixels_of(grad_output), groups), pixels_of(input)))
+        grad, pixels = lax.optimization_barrier((grad, pixels_of(input)))
         matrix = _by_group(grad, unfolding.unfold(pixels), groups)
         return unfolding.weight(matrix, (out_channels, input.shape[1], *kernel))
     return convolution_spans.weight_gradient(input, grad_output, windows, groups)

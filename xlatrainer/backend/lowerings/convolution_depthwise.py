@@ -66,8 +66,8 @@ def _around(spatial, windows):
     return config
 
 
-def _sums(padded, windows, taps, inner):
-    """N x O x output: for each window the sum of its pixels, each times its row of `taps`."""
+def _sums(padded, windows, taps, inner, bias=None):
+    """N x O x output: for each window the sum of its pixels, each times its row of `taps`, and of the `bias`."""
     batch, channels = padded.shape[0], taps.shape[1]
     reach = [(length - 1) * step + 1 for length, step in zip(windows.output, windows.stride, strict=True)]
     strides = _dims(inner, 1, 1, windows.stride)
@@ -79,18 +79,20 @@ def _sums(padded, windows, taps, inner):
         tap = lax.index_in_dim(taps, number, keepdims=False)
         term = lax.mul(pixels, lax.broadcast_in_dim(tap, pixels.shape, (pixels.ndim - 1 if inner else 1,)))
         total = term if total is None else lax.add(total, term)
+    if bias is not None:
+        total = lax.add(total, lax.broadcast_in_dim(bias, total.shape, (total.ndim - 1 if inner else 1,)))
     total = _in_memory(total, inner)
     return channels_moved(total, total.ndim - 1, 1) if inner else total
 
 
-def forward(input, weight, windows):
-    """Shapes: N x C x spatial, O x 1 x kernel to N x O x output; O is a multiple of C."""
+def forward(input, weight, windows, bias=None):
+    """Shapes: N x C x spatial, O x 1 x kernel, O to N x O x output; O is a multiple of C."""
     inner = _are_inner(input)
     images = _images(input, inner)
     repeats = weight.shape[0] // input.shape[1]
     if repeats > 1:
         images = jnp.repeat(images, repeats, images.ndim - 1 if inner else 1)
-    return _sums(_padded(images, _around(input.shape[2:], windows), inner), windows, _taps(weight), inner)
+    return _sums(_padded(images, _around(input.shape[2:], windows), inner), windows, _taps(weight), inner, bias)
 
 
 def input_gradient(grad_output, weight, windows, spatial):
