@@ -87,6 +87,24 @@ def test_all_forms_agree(name: str) -> None:
     assert forms >= 3
 
 
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_layer_with_bias_whose_input_needs_no_gradient(name: str) -> None:
+    """The first layer of a model."""
+    batch, channels, out_channels, spatial, kernel, geometry = CASES[name]
+    inputs, weight = (
+        torch.randn(batch, channels, *spatial),
+        torch.randn(out_channels, channels // geometry.groups, *kernel),
+    )
+    bias, results = torch.randn(out_channels), []
+    for device in ("cpu", "xla"):
+        own = [tensor.to(device).requires_grad_() for tensor in (weight, bias)]
+        out = TORCH[len(spatial)](inputs.to(device), *own, *geometry)
+        grads = torch.autograd.grad((out * out).sum(), own)
+        results.append([out.detach().cpu(), *(grad.cpu() for grad in grads)])
+    for expected, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-3)
+
+
 def test_every_form_of_the_cpu_is_reached() -> None:
     reached = {
         (function, name)

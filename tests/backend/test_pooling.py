@@ -11,6 +11,7 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "many channels": ((2, 20, 9, 8), {"kernel_size": 2}),
     "overlapping": ((2, 20, 9, 8), {"kernel_size": 3, "stride": 2, "padding": 1}),
     "dilated": ((2, 20, 9, 8), {"kernel_size": (2, 3), "stride": 1, "dilation": (3, 2)}),
+    "dilated, padded": ((2, 20, 9, 8), {"kernel_size": 4, "stride": 1, "dilation": 2, "padding": (2, 1)}),
     "ceil mode": ((2, 20, 9, 8), {"kernel_size": 3, "stride": 2, "ceil_mode": True}),
     "unbatched": ((20, 9, 8), {"kernel_size": 3, "stride": 2, "padding": 1}),
     "three dims": ((2, 17, 5, 6, 4), {"kernel_size": 2, "stride": (1, 2, 2)}),
@@ -23,7 +24,9 @@ def test_values_positions_and_gradients(name: str) -> None:
     pool = functional.max_pool3d if len(shape) == 5 else functional.max_pool2d
     values = torch.randn(shape)
     values.view(-1)[::7] = 0.5  # equal values: the first one counts
-    values.view(-1)[3] = float("nan")
+    values.view(-1)[1::11], values.view(-1)[2::11] = 0.0, -0.0
+    values.view(-1)[[3, 4, 11, 40]] = float("nan")  # the last one
+    values.view(-1)[30:60] = -float("inf")
     results = []
     for device in ("cpu", "xla"):
         inputs = values.to(device).requires_grad_()
