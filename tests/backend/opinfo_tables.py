@@ -59,7 +59,11 @@ EXCLUDED: dict[str, tuple[Exclusion, ...]] = {
     "to_sparse": (_SPARSE,),
     "chalf": (Exclusion("XLA has no complex32"),),
     "linalg.householder_product": (
-        Exclusion("the CPU's own gradients lose five digits of complex64; compared in complex128 elsewhere", (C64,)),
+        Exclusion(
+            "the CPU's own gradients lose five digits of complex64; compared in complex128 elsewhere",
+            (C64,),
+            by_chance=True,
+        ),
     ),
     **dict.fromkeys(
         ["native_layer_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"],

@@ -25,7 +25,7 @@ from xlatrainer.errors import ExecutionError, LostValueError
 __all__ = ["Lost", "in_turn", "let_large_run_end", "raise_failed_checks", "run_pending", "start", "wait"]
 
 
-_TO_FREE = 1e-3  # seconds in which XLA mostly frees a run's temporaries, once its results are there
+_TO_FREE = 2e-4  # seconds in which XLA frees a run's temporaries, once its results are there
 
 
 class Lost:
@@ -192,7 +192,9 @@ def let_large_run_end() -> None:
         if not latest.is_deleted():
             with execution_time.waiting():
                 jax.block_until_ready(latest)
-            time.sleep(_TO_FREE)  # nothing tells when they are freed, and the next run's would come beside them
+            # Nothing tells when they are freed, and the next run's would come beside them. This thread was woken on the
+            # core of the one that frees them, which goes on once this one sleeps, not while it does something else.
+            time.sleep(_TO_FREE)
     except jax.errors.JaxRuntimeError as error:
         raise ExecutionError(f"the program before this one failed: {error}") from error
     finally:

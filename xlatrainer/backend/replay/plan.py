@@ -5,6 +5,7 @@ May import: observation, snapshot, optimizers, executor, tensor, strided, state,
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from sys import getrefcount
 from typing import Any
 
@@ -198,8 +199,8 @@ class Plan:
         storages = [
             _NOTHING if position is None else held[position].untyped_storage()._xla for position in self._positions_of
         ]
-        for source, data in zip(self._sources, storages, strict=True):
-            if data.viewed and isinstance(source, Cell):
+        for source in compress(self._sources, [data.viewed for data in storages]):
+            if isinstance(source, Cell):
                 _check_layout(source)
         values: list[Any] = [data.value for data in storages]
         for position, origin in self._from_others:
@@ -209,15 +210,23 @@ class Plan:
                 raise Mismatch("two tensors that held the same contents do so no more")
             if isinstance(other, Cell):
                 _check_layout(other)
-        for value, spec, sharding in zip(values, self._specs, self._shardings, strict=True):
-            if value is None or value.spec is not spec:
-                raise Mismatch(f"a tensor holds {value.spec if value else 'nothing'}, where it held {spec}")
-            if value.buffer.__class__ is Lost:
-                raise value.buffer.error()
-            if value.sharding is not sharding:
-                raise Mismatch("a tensor lies on other devices, or in another way, than before")
+        self._check_kinds(values)
         self._check_apart(storages, given)
         return values
+
+    def _check_kinds(self, values: list[Any]) -> None:
+        """Raise `Mismatch` if the leaves have other shapes, dtypes or shardings than before, or the error of a loss."""
+        if (
+            None in values or [value.spec for value in values] != self._specs
+        ):  # specs are interned: these are identities
+            kinds = ((value and value.spec, spec) for value, spec in zip(values, self._specs, strict=True))
+            found, wanted = next((found, spec) for found, spec in kinds if found is not spec)
+            raise Mismatch(f"a tensor holds {found or 'nothing'}, where it held {wanted}")
+        lost = next((value.buffer for value in values if value.buffer.__class__ is Lost), None)
+        if lost is not None:
+            raise lost.error()
+        if [value.sharding for value in values] != self._shardings:
+            raise Mismatch("a tensor lies on other devices, or in another way, than before")
 
     def _check_apart(self, storages: list[StorageData], given: list[torch.Tensor]) -> None:
         """Raise `Mismatch` if a tensor that the step writes has come to share its storage with another one.

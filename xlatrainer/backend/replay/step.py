@@ -169,12 +169,15 @@ class ReplayedStep:
         return result
 
     def _replay(self, run: Callable[[], Any], steps: int = 1) -> Any:
-        let_large_run_end()
+        if state.trace.num_nodes:
+            run_pending(STEP_BEGINS)
         with state.lock:
             raise_failed_checks()
-            if state.trace.num_nodes:
+            self._check_state()  # looks at no array: a large run may go on meanwhile
+        let_large_run_end()
+        with state.lock:
+            if state.trace.num_nodes:  # by another thread meanwhile
                 run_pending(STEP_BEGINS)
-            self._check_state()
             result = run()
         self._replays += steps
         self.reason = ""
