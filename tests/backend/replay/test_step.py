@@ -18,7 +18,7 @@ import xlatrainer as xla
 from xlatrainer import config
 from xlatrainer.backend import counters, program
 from xlatrainer.backend.replay import step as replay_step
-from xlatrainer.backend.state import state
+from xlatrainer.backend.state import state as device_state
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -603,8 +603,8 @@ def test_a_replay_waits_for_large_memory_to_be_free(monkeypatch: pytest.MonkeyPa
 
     step()
     for _ in range(4):
-        pending = state.large_run
+        pending = device_state.large_run
         assert pending is not None
         step()
         assert pending.is_ready()
-        assert state.large_run is not pending
+        assert device_state.large_run is not pending

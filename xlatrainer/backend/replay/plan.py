@@ -47,6 +47,26 @@ class Mismatch(Exception):
     """Something is not as it was observed; the step must run its Python. Raised before anything has changed."""
 
 
+class Inputs:
+    """What a plan's program is to be given.
+
+    Attributes:
+        values: of its leaves.
+    """
+
+    __slots__ = ("_storages", "values")
+
+    def __init__(self, storages: list[StorageData], values: list[Value]) -> None:
+        """`storages` hold the `values`, `_NOTHING` those that no tensor holds."""
+        self.values = values
+        self._storages = storages
+
+    def are_current(self) -> bool:
+        """Whether the storages still hold these values."""
+        pairs = zip(self._storages, self.values, strict=True)  # no other list: `_shared` counts the references
+        return all(data.value is value or data is _NOTHING for data, value in pairs)
+
+
 class Plan:
     """How to run an observed step again.
 
@@ -135,16 +155,19 @@ class Plan:
                 found[place] = (position, output)
         return found
 
-    def run(self, given: list[torch.Tensor], shadows: dict[int, Shadow]) -> Any:
+    def run(self, given: list[torch.Tensor], shadows: dict[int, Shadow], found: "Inputs") -> Any:
         """Run the step with these tensors among its arguments; returns what the function would have returned.
+
+        `found` are its `inputs`, which are looked for once more if they have changed since.
 
         Raises:
             Mismatch: if something is not as it was; nothing has happened then.
         """
-        floats = self.numbers(shadows)
-        self.check_read(given)
-        values = self.inputs(given)
+        if not found.are_current():
+            found = self.inputs(given)
+        values = found.values
         buffers, copied = self.buffers(values, range(len(values)))
+        floats = self.numbers(shadows)
         random = (state.seed, state.random_offset)
         state.random_offset += self.seen.draws
         try:
@@ -163,6 +186,9 @@ class Plan:
     def buffers(self, values: list[Value], positions: Sequence[int]) -> tuple[list[Any], frozenset[int]]:
         """The buffers of these leaves, to be given to the program, and which leaves it gets copies of."""
         buffers = [values[position].buffer for position in positions]
+        lost = next((buffer for buffer in buffers if buffer.__class__ is Lost), None)
+        if lost is not None:
+            raise lost.error()
         copied = _shared(values, self._donated, _UNSHARED)
         if copied:
             buffers = [
@@ -193,8 +219,8 @@ class Plan:
         self._settings = settings
         return self._floats
 
-    def inputs(self, given: list[torch.Tensor]) -> list[Value]:
-        """The values of the program's leaves, of the kinds that it takes."""
+    def inputs(self, given: list[torch.Tensor]) -> Inputs:
+        """The program's leaves, of the kinds that it takes."""
         held = self.snapshot.contents  # what a step costs here is memory that has left the caches: cells are not read
         storages = [
             _NOTHING if position is None else held[position].untyped_storage()._xla for position in self._positions_of
@@ -212,19 +238,14 @@ class Plan:
                 _check_layout(other)
         self._check_kinds(values)
         self._check_apart(storages, given)
-        return values
+        return Inputs(storages, values)
 
     def _check_kinds(self, values: list[Any]) -> None:
-        """Raise `Mismatch` if the leaves have other shapes, dtypes or shardings than before, or the error of a loss."""
-        if (
-            None in values or [value.spec for value in values] != self._specs
-        ):  # specs are interned: these are identities
+        """Raise `Mismatch` if the leaves have other shapes, dtypes or shardings than before."""
+        if None in values or [value.spec for value in values] != self._specs:  # which are interned: identities
             kinds = ((value and value.spec, spec) for value, spec in zip(values, self._specs, strict=True))
             found, wanted = next((found, spec) for found, spec in kinds if found is not spec)
             raise Mismatch(f"a tensor holds {found or 'nothing'}, where it held {wanted}")
-        lost = next((value.buffer for value in values if value.buffer.__class__ is Lost), None)
-        if lost is not None:
-            raise lost.error()
         if [value.sharding for value in values] != self._shardings:
             raise Mismatch("a tensor lies on other devices, or in another way, than before")
 

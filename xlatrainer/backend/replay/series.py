@@ -68,7 +68,7 @@ class Series:
         plan, program = self.plan, self.plan.program
         for given in batches:
             plan.check_read(given)
-        values = plan.inputs(batches[0])
+        values = plan.inputs(batches[0]).values
         data = [[plan.argument(position, given).buffer for position in self._batch] for given in batches]
         floats = []
         for step in range(len(batches)):

@@ -115,7 +115,7 @@ class ReplayedStep:
         if plan is not None and (self._replays + 1) % AUDIT_EVERY:
             given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
             try:
-                return self._replay(lambda: plan.run(given, self._shadows))
+                return self._replay(lambda: self._prepared(plan, given))
             except Mismatch as change:
                 self._ended(str(change))
         elif plan is not None:
@@ -140,9 +140,8 @@ class ReplayedStep:
             if plan is not None and not due and all(key == keys[0] for key in keys):
                 given = [[leaf for leaf in each if isinstance(leaf, torch.Tensor)] for each, _ in leaves]
                 try:
-                    return self._replay(
-                        lambda: self._series_of(plan, len(batches)).run(given, self._shadows, before_each), len(given)
-                    )
+                    series = self._series_of(plan, len(batches))
+                    return self._replay(lambda: lambda: series.run(given, self._shadows, before_each), len(given))
                 except Mismatch as change:
                     self._ended(str(change))
         return one_by_one(self, batches, before_each)
@@ -168,12 +167,19 @@ class ReplayedStep:
         self._graphs.note(graph)
         return result
 
-    def _replay(self, run: Callable[[], Any], steps: int = 1) -> Any:
+    def _prepared(self, plan: Plan, given: list[torch.Tensor]) -> Callable[[], Any]:
+        plan.check_read(given)
+        found = plan.inputs(given)
+        return lambda: plan.run(given, self._shadows, found)
+
+    def _replay(self, prepare: Callable[[], Callable[[], Any]], steps: int = 1) -> Any:
+        """Run what `prepare` returns; it is called, and the state looked at, while a large run is still going on."""
         if state.trace.num_nodes:
             run_pending(STEP_BEGINS)
         with state.lock:
             raise_failed_checks()
-            self._check_state()  # looks at no array: a large run may go on meanwhile
+            self._check_state()
+            run = prepare()
         let_large_run_end()
         with state.lock:
             if state.trace.num_nodes:  # by another thread meanwhile
