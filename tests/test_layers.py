@@ -57,6 +57,7 @@ LAYERS = (
     Layer(("xlatrainer.backend.replay.series",)),
     Layer(("xlatrainer.backend.replay.plan",)),
     Layer(("xlatrainer.backend.replay.observation",)),
+    Layer(("xlatrainer.backend.replay.arguments",)),
     Layer(
         (
             "xlatrainer.backend.replay",

@@ -1,17 +1,21 @@
 """What a step reads of its arguments on the host is never a stale one: tensors' contents, arrays, other objects."""
 
+import math
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 import xlatrainer as xla
 from xlatrainer.backend import counters
+from xlatrainer.backend.replay.arguments import flattened
 from xlatrainer.backend.replay.step import ReplayedStep
 
 REPEATS = 5  # the second call agrees with the first; the others are replayed
@@ -121,6 +125,11 @@ OBJECTS: dict[str, tuple[Callable[[], Any], Callable[[Any], float], Callable[[An
         lambda tensor: float(tensor.to_dense().sum()),
         lambda tensor: tensor._values().copy_(torch.tensor(AFTER)),
     ),
+    "method": (
+        lambda: torch.nn.Threshold(2.0, 3.0).forward,
+        lambda threshold: float(threshold(torch.tensor(1.0))),
+        lambda threshold: setattr(threshold.__self__, "value", 8.0),
+    ),
     "namespace": (lambda: SimpleNamespace(scale=3.0), lambda options: options.scale, _attribute),
 }
 
@@ -159,6 +168,39 @@ def test_plain_arguments_are_replayed(name: str) -> None:
         for _ in range(REPEATS):
             assert _run(step, torch.ones(2, device="xla"), PLAIN[name]) == 3.0
     assert counters.value("Replay") >= REPEATS - 2
+
+
+def test_zeros_of_both_signs_are_different_arguments() -> None:
+    weights = torch.tensor([1.0, 2.0], device="xla")
+    step = xla.compile(lambda sign: weights.sum() * math.copysign(1.0, sign if isinstance(sign, float) else sign.real))
+    for zero, expected in ((0.0, 3.0), (-0.0, -3.0), (complex(-0.0, 0.0), -3.0), (complex(0.0, 0.0), 3.0)):
+        for _ in range(REPEATS):
+            assert _run(step, zero) == expected
+    assert step(np.float32(-0.0)).item() == -3.0
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_the_same_leaves_in_another_structure_are_other_arguments() -> None:
+    weights = torch.tensor([1.0, 2.0], device="xla")
+    step = xla.compile(lambda *args, **named: weights.sum() * len(repr((args, named)).replace(" ", "")))
+    x = 1
+    structures: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((x, x), {}), (((x, x),), {}), (([x, x],), {}), ((Pair(x, x),), {}), ((x, None, x), {}), ((x,), {"ab": x}),
+        ((x,), {"c": x}), (({"a": x, "b": {"c": x}},), {}), (({"b": x, "a": [x]},), {}), ((OrderedDict(d=x),), {}),
+    ]  # fmt: skip
+    for _ in range(REPEATS):
+        for args, named in structures:
+            assert step(*args, **named).item() == 3 * len(repr((args, named)).replace(" ", ""))
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_arguments_are_laid_out_as_torch_does(kind: type) -> None:
+    tree = kind([1, {"b": None, "a": (2.5, [])}, Pair("c", OrderedDict(d=4)), kind([])])
+    assert flattened(tree)[0] == tree_flatten(tree)[0]
 
 
 def test_several_steps_at_once() -> None:

@@ -5,6 +5,7 @@ May import: torch, numpy.
 
 import enum
 from collections.abc import Callable, Iterator, Sequence
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,10 @@ _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def is_plain(argument: Any) -> bool:
-    """Whether an argument is all said by what it equals; functions of torch are."""
+    """Whether an argument is all said by what it equals; functions of torch are, methods of an object are not."""
     if isinstance(argument, (*_IMMUTABLE, *_OF_TORCH)):
         return True
-    is_function = callable(argument) and hasattr(argument, "__name__")
+    is_function = callable(argument) and hasattr(argument, "__name__") and not isinstance(argument, MethodType)
     return is_function and str(getattr(argument, "__module__", "")).split(".")[0] == "torch"
 
 

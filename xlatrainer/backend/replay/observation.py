@@ -1,7 +1,7 @@
 """One call of a function, run as always and watched: where its program's inputs came from and where its outputs went.
 
-May import: snapshot, optimizers, optimizer_state, host_arguments, executor, tensor, strided, state, garbage, ir,
-_private_api.
+May import: snapshot, optimizers, optimizer_state, arguments, host_arguments, executor, tensor, strided, state, garbage,
+ir, _private_api.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from xlatrainer.backend.executor import run_pending
 from xlatrainer.backend.garbage import collector_paused
 from xlatrainer.backend.ir import DeviceData, Node, Value
 from xlatrainer.backend.program import Program
+from xlatrainer.backend.replay.arguments import flattened
 from xlatrainer.backend.replay.host_arguments import HostReads, opaque_arguments
 from xlatrainer.backend.replay.optimizer_state import initialize_state_of_step
 from xlatrainer.backend.replay.optimizers import Section, Shadow, Unlike
@@ -242,7 +243,7 @@ def observe(
     run_pending(STEP_BEGINS)
     with collector_paused():
         before = Snapshot(roots)
-    arguments = tree_flatten((args, kwargs))[0]
+    arguments = flattened((args, kwargs))[0]
     given = [leaf for leaf in arguments if isinstance(leaf, torch.Tensor)]
     on_host = _host_contents(given)
     reads = HostReads(given)

@@ -1,6 +1,6 @@
 """`ReplayedStep`: a function that is run as always until its steps repeat, and then without its Python.
 
-May import: series, plan, observation, host_arguments, snapshot, optimizers, executor, precision, state, config,
+May import: series, plan, observation, arguments, snapshot, optimizers, executor, precision, state, config,
 counters, _private_api.
 """
 
@@ -13,19 +13,18 @@ import torch
 
 from xlatrainer import config
 from xlatrainer.backend import counters
-from xlatrainer.backend._private_api import ambient_state, tree_flatten
+from xlatrainer.backend._private_api import ambient_state
 from xlatrainer.backend.executor import let_large_run_end, raise_failed_checks, run_pending
 from xlatrainer.backend.precision import refresh_policy
 from xlatrainer.backend.program import Program
+from xlatrainer.backend.replay.arguments import flattened, kind_of
 from xlatrainer.backend.replay.graphs import GraphLimit
-from xlatrainer.backend.replay.host_arguments import is_plain
 from xlatrainer.backend.replay.observation import STEP_BEGINS, STEP_ENDS, Observation, observe, whole_graph
 from xlatrainer.backend.replay.optimizers import Shadow
 from xlatrainer.backend.replay.plan import Mismatch, Plan
 from xlatrainer.backend.replay.series import Series
 from xlatrainer.backend.replay.snapshot import Snapshot
 from xlatrainer.backend.state import state
-from xlatrainer.backend.tensor import storage_data
 
 __all__ = ["ReplayedStep", "one_by_one"]
 
@@ -109,7 +108,7 @@ class ReplayedStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._paused or config.get("replay") == "off" or state.observer is not None:
             return self._run(args, kwargs)
-        leaves, tree = tree_flatten((args, kwargs))
+        leaves, tree = flattened((args, kwargs))
         key = _key(leaves, tree)
         plan = self._plans.get(key)
         if plan is not None and (self._replays + 1) % AUDIT_EVERY:
@@ -133,7 +132,7 @@ class ReplayedStep:
                 set the hyperparameters of optimizers and nothing else that the function reaches.
         """
         if len(batches) > 1 and not self._paused and config.get("replay") == "on":
-            leaves = [tree_flatten((args, {})) for args in batches]
+            leaves = [flattened((args, {})) for args in batches]
             keys = [_key(each, tree) for each, tree in leaves]
             plan = self._plans.get(keys[0])
             due = self._replays // AUDIT_EVERY != (self._replays + len(batches)) // AUDIT_EVERY
@@ -265,15 +264,4 @@ class ReplayedStep:
 
 def _key(leaves: list[Any], tree: Any) -> Any:
     """What decides which plan serves a call: the kind of its arguments, torch's modes, and the precision policy."""
-    return tree, tuple(map(_kind, leaves)), ambient_state(), refresh_policy()
-
-
-def _kind(leaf: Any) -> Any:
-    """What of an argument decides which plan serves: all of a plain value, of a tensor everything but its contents."""
-    if not isinstance(leaf, torch.Tensor):
-        return type(leaf), leaf if is_plain(leaf) else id(leaf)
-    layout = (tuple(leaf.shape), leaf.dtype, leaf.requires_grad, leaf.stride(), leaf.storage_offset())
-    if leaf.device.type != "xla":
-        return layout, str(leaf.device)
-    data = storage_data(leaf)
-    return layout, None if data.value is None else data.value.spec, leaf.is_conj(), leaf.is_neg()
+    return tree, tuple(map(kind_of, leaves)), ambient_state(), refresh_policy()
