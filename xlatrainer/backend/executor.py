@@ -4,7 +4,7 @@ The identity of a program is the tree node where its trace ended and which of th
 Buffers of leaves that nothing refers to any more (old parameters, old optimizer state) are donated: XLA writes results
 into them.
 
-May import: program, state, source, ir, runtime, execution_time, counters, errors.
+May import: program, state, source, ir, runtime, host_memory, execution_time, counters, errors.
 """
 
 import time
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from xlatrainer.backend import counters, execution_time, measurements, runtime
+from xlatrainer.backend.host_memory import give_back_freed_memory
 from xlatrainer.backend.ir import Node, Trace, Value
 from xlatrainer.backend.program import Program
 from xlatrainer.backend.source import user_line
@@ -174,6 +175,7 @@ def in_turn(program: Program, results: Any, small: Any) -> None:
     if program.home is not None and program.home.one_at_a_time:
         jax.block_until_ready(results)
     state.large_run = small if program.is_large else None
+    state.large_run_is_first = program.runs == 1
 
 
 def let_large_run_end() -> None:
@@ -195,6 +197,10 @@ def let_large_run_end() -> None:
             # Nothing tells when they are freed, and the next run's would come beside them. This thread was woken on the
             # core of the one that frees them, which goes on once this one sleeps, not while it does something else.
             time.sleep(_TO_FREE)
+            if state.large_run_is_first:
+                # The next run asks for its small results first, and glibc may cut those out of the one large piece
+                # that this run has freed: the temporaries would come to lie beside it.
+                give_back_freed_memory()
     except jax.errors.JaxRuntimeError as error:
         raise ExecutionError(f"the program before this one failed: {error}") from error
     finally:

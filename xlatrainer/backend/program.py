@@ -36,7 +36,7 @@ __all__ = ["Graph", "Program", "compiled_function", "live_programs", "lower_prog
 
 
 LARGE = 48 << 20  # bytes of temporaries from which on a run is waited for before the next one
-LONG = 1.0  # seconds of a compilation after which its memory is given back
+LONG = 0.5  # seconds of a compilation after which its memory is given back
 MAX_REPLICATED = 1024  # elements of an output that nobody has sharded, up to which each device has all of it
 
 

@@ -87,6 +87,7 @@ class DeviceState:
         self.trace = self.empty_trace()
         self.checks: list[tuple[Any, Any]] = []  # programs that were started, with the array that says what failed
         self.large_run: Any = None  # a result of the latest run, if that needs much memory; see `executor`
+        self.large_run_is_first = False  # of its program
         self.seed = DEFAULT_SEED
         self.random_offset = 0  # draws since the seed was set, without those of the pending trace
         self.observer: Any = None  # told of what would keep a step from being replayed; see `replay.observation`
