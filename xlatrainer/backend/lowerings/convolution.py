@@ -10,6 +10,7 @@ from xlatrainer.backend.lowerings import convolution_cpu
 from xlatrainer.backend.lowerings.partitioning import partitioned
 from xlatrainer.backend.lowerings.platforms import on_cpu_or_else
 from xlatrainer.backend.lowerings.registry import lowering
+from xlatrainer.backend.lowerings.unfolding import with_bias
 from xlatrainer.backend.lowerings.windows import per_dim
 
 
@@ -105,11 +106,8 @@ def _fenced(native, on_cpu, *arrays):
     if result is not None:
         return result
     operands = lax.optimization_barrier(arrays[:2])  # each is read many times: see `fusion`
-    return _plus(lax.optimization_barrier(native(*operands)), *arrays[2:])
-
-
-def _plus(out, bias=None):
-    return out if bias is None else out + bias.reshape((1, -1) + (1,) * (out.ndim - 2))
+    out = lax.optimization_barrier(native(*operands))
+    return with_bias(out, *arrays[2:]) if len(arrays) > 2 else out
 
 
 def _rule(rank, *operands):
@@ -119,11 +117,11 @@ def _rule(rank, *operands):
 
 
 def _forward(input, weight, geometry, bias=None):
-    def native(input, weight, *bias):
-        return _plus(forward(input, weight, geometry), *bias)
+    def native(input, weight, bias=None):
+        return with_bias(forward(input, weight, geometry), bias)
 
-    def on_cpu(input, weight, *bias):
-        return convolution_cpu.forward(input, weight, geometry, *bias)
+    def on_cpu(input, weight, bias=None):
+        return convolution_cpu.forward(input, weight, geometry, bias)
 
     image, kernel, out = _rule(len(geometry.stride), "n", "", "n")
     best = partial(_best, native, on_cpu)
@@ -182,7 +180,7 @@ def convolution(input, weight, bias, stride, padding, dilation, transposed, outp
     geometry = Geometry(per_dim(stride, rank), per_dim(padding, rank), per_dim(dilation, rank), groups)
     if transposed:
         spatial = _output_size(input, weight, geometry, per_dim(output_padding, rank))
-        out = _plus(_input_gradient(input, weight, geometry, spatial), bias)
+        out = with_bias(_input_gradient(input, weight, geometry, spatial), bias)
     else:
         out = _forward(input, weight, geometry, bias)
     return out[0] if unbatched else out

@@ -31,6 +31,7 @@ from xlatrainer.backend.lowerings.unfolding import (
     rows_of,
     together,
     windows_of_pixels,
+    with_bias,
 )
 from xlatrainer.backend.lowerings.windows import windows_of
 
@@ -136,9 +137,7 @@ def forward(input, weight, geometry, bias=None):
         out = together(images_of(out, input.shape[0], windows.output), groups)
     else:
         out = convolution_spans.forward(input, weight, windows, groups)
-    if out is None or bias is None:
-        return out
-    return out + bias.reshape((1, -1) + (1,) * (out.ndim - 2))  # a pass of the reader's: a dot adds nothing else
+    return None if out is None else with_bias(out, bias)  # whoever reads it adds it, in its own pass
 
 
 def input_gradient(grad_output, weight, geometry, spatial):
@@ -171,9 +170,10 @@ def weight_gradient(input, grad_output, geometry, kernel, alone=False):
     if _unfolds(input.shape[0], windows, input.shape[1], geometry):
         input, grad_output = apart(input, groups), apart(grad_output, groups)
         unfolding = _Unfolding(windows, input.shape[0], input.shape[2:], input.shape[1], out_channels // groups)
-        grad = _transposed(pixels_of(grad_output), groups)
-        if alone and groups == 1:
+        if alone and groups == 1:  # one transpose instead of two: nobody else needs pixels
             grad = channels_moved(grad_output, 1, 0).reshape(out_channels, -1)
+        else:
+            grad = _transposed(pixels_of(grad_output), groups)
         # Together, or XLA would take the columns of the forward pass, and keep those of all layers in memory until now.
         grad, pixels = lax.optimization_barrier((grad, pixels_of(input)))
         matrix = _by_group(grad, unfolding.unfold(pixels), groups)

@@ -31,6 +31,7 @@ __all__ = [
     "rows_of",
     "together",
     "windows_of_pixels",
+    "with_bias",
 ]
 
 
@@ -47,6 +48,11 @@ def images_of(pixels, batch, spatial):
 def channels_second(pixels, batch, spatial, channels):
     images = pixels.reshape(batch, *spatial, channels)
     return channels_moved(images, images.ndim - 1, 1)
+
+
+def with_bias(images, bias):
+    """N x C x spatial with a number added to each channel; None: as they are."""
+    return images if bias is None else images + bias.reshape((1, -1) + (1,) * (images.ndim - 2))
 
 
 def by_image(rows):

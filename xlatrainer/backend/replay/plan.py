@@ -155,7 +155,7 @@ class Plan:
                 found[place] = (position, output)
         return found
 
-    def run(self, given: list[torch.Tensor], shadows: dict[int, Shadow], found: "Inputs") -> Any:
+    def run(self, given: list[torch.Tensor], shadows: dict[int, Shadow], found: Inputs) -> Any:
         """Run the step with these tensors among its arguments; returns what the function would have returned.
 
         `found` are its `inputs`, which are looked for once more if they have changed since.

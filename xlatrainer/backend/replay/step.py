@@ -176,11 +176,11 @@ class ReplayedStep:
         if state.trace.num_nodes:
             run_pending(STEP_BEGINS)
         with state.lock:
-            raise_failed_checks()
             self._check_state()
             run = prepare()
         let_large_run_end()
         with state.lock:
+            raise_failed_checks()
             if state.trace.num_nodes:  # by another thread meanwhile
                 run_pending(STEP_BEGINS)
             result = run()
