@@ -338,6 +338,7 @@ def _prepare_library_calls(program: bytes) -> None:
     if b"lapack_" in program:
         from jaxlib import lapack  # here, since it imports scipy
 
+        # Whichever operator is named, all are filled in. jaxlib does not annotate the function.
         lapack.prepare_lapack_call("potrf", jax.numpy.dtype("float32"))  # type: ignore[no-untyped-call]
 
 

@@ -7,7 +7,12 @@ import torch
 
 from tests.trainer.helpers import class_batches, classifier
 from xlatrainer.backend import counters
+from xlatrainer.backend.executor import Lost
+from xlatrainer.backend.ir import Value, make_spec
+from xlatrainer.backend.replay.step import ReplayedStep
+from xlatrainer.backend.tensor import storage_data
 from xlatrainer.callbacks.callback import Callback
+from xlatrainer.errors import LostValueError
 from xlatrainer.trainer.trainer import Trainer
 
 
@@ -112,3 +117,26 @@ def test_an_index_out_of_range_within_a_series_is_reported() -> None:
 def test_a_number_below_one_is_refused(wrong: int) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Trainer(classifier(), steps_per_execution=wrong)
+
+
+@pytest.mark.parametrize("lost", ["first argument", "later argument", "constant of the steps"])
+def test_a_value_that_was_lost_is_told_before_anything_runs(lost: str) -> None:
+    total, factor = torch.zeros(2, device="xla"), torch.ones(2, device="xla")
+
+    def add(x: torch.Tensor) -> torch.Tensor:
+        total.add_(x * factor)
+        return total.sum()
+
+    step = ReplayedStep(add)
+    batches = [(torch.ones(2, device="xla"),) for _ in range(2)]
+    for _ in range(3):
+        step.many(batches)
+    place = {"first argument": batches[0][0], "later argument": batches[1][0], "constant of the steps": factor}[lost]
+    storage_data(place).value = Value(make_spec((2,), torch.float32), Lost("its program failed"))
+    replayed = counters.value("Replay")
+    with pytest.raises(LostValueError, match="its program failed"):
+        step.many(batches)
+    storage_data(place).value = storage_data(torch.ones(2, device="xla") + 0).value
+    step.many(batches)
+    assert total.tolist() == [8.0, 8.0]
+    assert counters.value("Replay") == replayed + 2

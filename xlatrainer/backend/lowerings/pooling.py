@@ -21,16 +21,25 @@ def _lowest(dtype):
     return jnp.iinfo(dtype).min
 
 
-def _positions(windows, offset, spatial):
-    """Flat index, in the unpadded input, of the element at `offset` of every window."""
+def _flat(places, spatial):
+    """Flat positions in an image of each window's places along each dim."""
     flat = np.zeros((1,) * len(spatial), np.int64)
-    for dim, size in enumerate(spatial):
-        along = np.arange(windows.output[dim]) * windows.stride[dim] - windows.padding[dim]
-        along = along + offset[dim] * windows.dilation[dim]
+    for dim, (along, size) in enumerate(zip(places, spatial, strict=True)):
         shape = [1] * len(spatial)
         shape[dim] = -1
         flat = flat * size + along.reshape(shape)
     return flat
+
+
+def _positions(windows, offset, spatial):
+    """Flat index, in the unpadded input, of the element at `offset` of every window."""
+    return _flat(
+        [
+            np.arange(length) * step - pad + place * gap
+            for place, _, step, pad, gap, length in zip(offset, *windows, strict=True)
+        ],
+        spatial,
+    )
 
 
 def _shift(windows, offset, spatial):
@@ -43,13 +52,9 @@ def _shift(windows, offset, spatial):
 
 def _first_inside(windows, spatial):
     """How far the first element of each window that is not padding lies behind its first one."""
-    flat = np.zeros((1,) * len(spatial), np.int32)
-    for dim, (size, _, step, pad, gap, length) in enumerate(zip(spatial, *windows, strict=True)):
-        outside = np.maximum(pad - np.arange(length) * step, 0)
-        shape = [1] * len(spatial)
-        shape[dim] = -1
-        flat = flat * size + (-(-outside // gap) * gap).reshape(shape).astype(np.int32)
-    return flat
+    outside = [np.maximum(pad - np.arange(length) * step, 0) for _, step, pad, _, length in zip(*windows, strict=True)]
+    places = [-(-distance // gap) * gap for distance, gap in zip(outside, windows.dilation, strict=True)]
+    return _flat(places, spatial).astype(np.int32)
 
 
 def _kept(array, rank):

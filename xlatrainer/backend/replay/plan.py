@@ -62,9 +62,11 @@ class Inputs:
         self._storages = storages
 
     def are_current(self) -> bool:
-        """Whether the storages still hold these values."""
+        """Whether the storages still hold these values, and none was lost."""
         pairs = zip(self._storages, self.values, strict=True)  # no other list: `_shared` counts the references
-        return all(data.value is value or data is _NOTHING for data, value in pairs)
+        return all(
+            (data.value is value or data is _NOTHING) and value.buffer.__class__ is not Lost for data, value in pairs
+        )
 
 
 class Plan:
@@ -186,9 +188,6 @@ class Plan:
     def buffers(self, values: list[Value], positions: Sequence[int]) -> tuple[list[Any], frozenset[int]]:
         """The buffers of these leaves, to be given to the program, and which leaves it gets copies of."""
         buffers = [values[position].buffer for position in positions]
-        lost = next((buffer for buffer in buffers if buffer.__class__ is Lost), None)
-        if lost is not None:
-            raise lost.error()
         copied = _shared(values, self._donated, _UNSHARED)
         if copied:
             buffers = [
@@ -241,11 +240,14 @@ class Plan:
         return Inputs(storages, values)
 
     def _check_kinds(self, values: list[Any]) -> None:
-        """Raise `Mismatch` if the leaves have other shapes, dtypes or shardings than before."""
+        """Raise `Mismatch` if the leaves have other shapes, dtypes or shardings than before, or a lost one's error."""
         if None in values or [value.spec for value in values] != self._specs:  # which are interned: identities
             kinds = ((value and value.spec, spec) for value, spec in zip(values, self._specs, strict=True))
             found, wanted = next((found, spec) for found, spec in kinds if found is not spec)
             raise Mismatch(f"a tensor holds {found or 'nothing'}, where it held {wanted}")
+        lost = next((value.buffer for value in values if value.buffer.__class__ is Lost), None)
+        if lost is not None:
+            raise lost.error()
         if [value.sharding for value in values] != self._shardings:
             raise Mismatch("a tensor lies on other devices, or in another way, than before")
 
@@ -276,6 +278,8 @@ class Plan:
         value = self._other_input(origin, given)
         if value is None or value.spec is not self._specs[position] or value.sharding != self._shardings[position]:
             raise Mismatch("an argument holds contents of another kind than before")
+        if isinstance(value.buffer, Lost):
+            raise value.buffer.error()
         return value
 
     def _other_input(self, source: Origin, given: list[torch.Tensor]) -> Value | None:
